@@ -1,0 +1,1 @@
+"""writehead: multi-query attention turned into speed."""
