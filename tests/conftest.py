@@ -1,0 +1,46 @@
+"""What every test shares: the seed, printed and fixed, and the real checkpoint."""
+
+from __future__ import annotations
+
+import random
+from pathlib import Path
+
+import hypothesis
+import numpy
+import pytest
+import torch
+
+from tests import smollm2
+
+hypothesis.settings.register_profile("writehead", derandomize=True, deadline=None, print_blob=True)
+hypothesis.settings.load_profile("writehead")
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    """Let a run choose another seed than 0."""
+    parser.addoption("--seed", type=int, default=0, help="seed of every random number in the suite (default 0)")
+
+
+def pytest_report_header(config: pytest.Config) -> str:
+    """The line that makes a run repeatable."""
+    seed = config.getoption("--seed")
+    return f"seed: {seed} (hypothesis: derandomized), torch {torch.__version__} on {torch.get_num_threads()} threads"
+
+
+@pytest.fixture(autouse=True)
+def seed(request: pytest.FixtureRequest) -> int:
+    """The run's seed, with `random`, numpy and torch seeded by it before each test."""
+    value: int = request.config.getoption("--seed")
+    random.seed(value)
+    numpy.random.seed(value)
+    torch.manual_seed(value)
+    return value
+
+
+@pytest.fixture(scope="session")
+def smollm2_gguf() -> Path:
+    """The path of SmolLM2-135M-Instruct as GGUF; a test that asks for it fails when it cannot be had."""
+    try:
+        return smollm2.fetch(smollm2.cache_dir())
+    except smollm2.FetchError as error:
+        pytest.fail(str(error), pytrace=False)
