@@ -43,4 +43,4 @@ def smollm2_gguf() -> Path:
     try:
         return smollm2.fetch(smollm2.cache_dir())
     except smollm2.FetchError as error:
-        pytest.fail(str(error), pytrace=False)
+        raise pytest.fail.Exception(str(error), pytrace=False) from None
