@@ -1,1 +1,7 @@
-"""..."""
+"""Key/value cache storage."""
+
+from __future__ import annotations
+
+from writehead.cache.storage import KVCache
+
+__all__ = ["KVCache"]

@@ -1,1 +1,1 @@
-"""..."""
+"""The decoder, its config, and the families."""

@@ -1,0 +1,91 @@
+"""What every kernel backend computes: the operations, their shapes, what they write and how exact they are.
+
+Letters: B sequences, T tokens in a step, L context length, H query heads, K key/value heads, G = H / K query heads that
+share one of them, D head size, M model width, F feed-forward width, V vocabulary. `reference.py` defines correct;
+another backend may differ by its stated tolerance and nothing else. Every output is a new tensor unless the text says "writes".
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Protocol
+
+from torch import Tensor
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class AttentionSpec:
+    """What is fixed for one layer. Scores are `scale * q.k + alibi`; softmax is computed in fp32."""
+
+    scale: float
+    window: int | None = None
+    """A query at position p sees keys in (p - window, p]."""
+    alibi: Tensor | None = None
+    """[H] slopes, rounded to bf16 as the checkpoints were trained (Falcon-RW); the bias is slope * key position."""
+    alibi_scale: float = 1.0
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Group:
+    """Sequences that bring the same number of new tokens in a step: one batched product serves them all.
+
+    A step's tokens are the groups' tokens one after the other, each group sequence by sequence.
+    """
+
+    num_new: int
+    rows: slice | Tensor
+    """The cache row of each sequence: a slice if they are adjacent (nothing is copied), else int64 [B]."""
+    lengths: tuple[int, ...]
+    """Tokens that each sequence has in the cache after this step stores its own."""
+
+    @property
+    def num_tokens(self) -> int:
+        """Tokens of the step that belong to this group."""
+        return self.num_new * len(self.lengths)
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class CacheView:
+    """One step's view of the key/value cache. The cache owns the tensors; the step writes its new tokens into them."""
+
+    keys: tuple[Tensor, ...]
+    """A tensor [rows, K, capacity, D] a layer."""
+    values: tuple[Tensor, ...]
+    rows: Tensor
+    """int64 [T]: the cache row of each token of the step."""
+    slots: Tensor
+    """int64 [T]: the place in that row, which is the token's position."""
+    groups: tuple[Group, ...]
+
+
+class Kernels(Protocol):
+    """The operations of a decoder. A backend is chosen once, by `kernels.load`, and passed to what needs it."""
+
+    name: str
+
+    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+        """[..., in] x [out, in] -> [..., out]."""
+
+    def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
+        """[..., M] -> [..., M] (arXiv 1607.06450)."""
+
+    def rms_norm(self, x: Tensor, weight: Tensor, eps: float, offset: float) -> Tensor:
+        """[..., M] -> [..., M]: x / rms(x) * (weight + offset), in fp32 (arXiv 1910.07467)."""
+
+    def activate(self, x: Tensor, name: str, *, gated: bool) -> Tensor:
+        """[..., F] -> [..., F]; gated: [..., 2F] = gate | up -> activation(gate) * up [..., F] (arXiv 2002.05202)."""
+
+    def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+        """[..., heads, D], cos and sin [..., 1, R / 2] in fp32 -> the first R <= D values of each head rotated."""
+
+    def causal_attention(self, q: Tensor, k: Tensor, v: Tensor, spec: AttentionSpec) -> Tensor:
+        """q [B, T, H, D], k and v [B, T, K, D] -> [B, T, H, D]; no cache; differentiable."""
+
+    def store(self, cache: CacheView, layer: int, k: Tensor, v: Tensor) -> None:
+        """Writes k and v [T, K, D] into the layer's cache at (rows, slots)."""
+
+    def cached_attention(self, q: Tensor, cache: CacheView, layer: int, spec: AttentionSpec) -> Tensor:
+        """q [T, H, D] -> [T, H, D], each token over its own row up to its own slot (stored before).
+
+        Slots past a row's length must hold finite numbers; they have no influence.
+        """

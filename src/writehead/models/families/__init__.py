@@ -1,0 +1,26 @@
+"""The registry of families. Adding one is a file of data and a line here (docs/adding-a-family.md)."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from writehead.errors import ConfigError
+from writehead.models.families import gpt_bigcode
+from writehead.models.families.base import Family
+
+__all__ = ["FAMILIES", "Family", "family_of"]
+
+FAMILIES: dict[str, Family] = {f.name: f for f in (gpt_bigcode.FAMILY,)}
+
+
+def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Family:
+    """The family of a Hugging Face config. Raises ConfigError if there is none."""
+    kind = config.get("model_type")
+    found = [
+        f for f in FAMILIES.values() if kind == (f.model_type or f.name) and (f.matches is None or f.matches(config))
+    ]
+    if not found:
+        known = sorted({f.model_type or f.name for f in FAMILIES.values()})
+        raise ConfigError(f"{source}: model_type is {kind!r}; writehead knows {', '.join(known)}")
+    return found[0]
