@@ -2,7 +2,7 @@
 
 Letters: B sequences, T tokens in a step, L context length, H query heads, K key/value heads, G = H / K query heads that
 share one of them, D head size, M model width, F feed-forward width, V vocabulary. `reference.py` defines correct;
-another backend may differ by its stated tolerance and nothing else. Every output is a new tensor unless the text says "writes".
+another backend may differ by its stated tolerance and nothing else. Outputs are new tensors unless the text says "writes".
 """
 
 from __future__ import annotations

@@ -20,7 +20,7 @@ from torch import Tensor
 from writehead.kernels.contract import AttentionSpec, CacheView, Group
 
 MAX_SCORES = 1 << 24
-"""Scores that attention materializes at once; a longer chunk of queries is cut, so memory stays flat (64 MB in fp32)."""
+"""Scores that attention materializes at once (64 MB in fp32); a longer chunk of queries is cut: memory stays flat."""
 
 
 class ReferenceKernels:
@@ -86,7 +86,7 @@ class ReferenceKernels:
         return out
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: AttentionSpec, out: Tensor) -> None:
-        """q and out [B, T, H, D], keys and values [B, K, capacity, D]; writes out, some queries of all sequences a time."""
+        """q and out [B, T, H, D], keys and values [B, K, capacity, D]; writes out, some queries at a time."""
         num_seqs, num_new, num_heads, _ = q.shape
         longest = max(group.lengths)
         step = max(1, min(num_new, MAX_SCORES // (num_seqs * num_heads * longest)))

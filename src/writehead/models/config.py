@@ -50,7 +50,7 @@ class RopeConfig:
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class ModelConfig:
-    """The structure of a decoder. Heads that share a key/value head are `num_heads / num_kv_heads` (MQA: one for all)."""
+    """The structure of a decoder. `num_heads / num_kv_heads` query heads share a key/value head (MQA: all of them)."""
 
     family: str
     vocab_size: int
@@ -104,15 +104,8 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        for name in (
-            "vocab_size",
-            "hidden_size",
-            "num_layers",
-            "num_heads",
-            "num_kv_heads",
-            "head_dim",
-            "max_positions",
-        ):
+        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions")
+        for name in sizes:
             if getattr(self, name) < 1:
                 raise ConfigError(f"config: {name} is {getattr(self, name)}; expected a positive number")
         if self.num_heads % self.num_kv_heads:
@@ -148,24 +141,27 @@ class ModelConfig:
 
 
 # Keys that every checkpoint may carry and that change nothing of what a forward pass computes in inference.
-HARMLESS = frozenset(
-    """
-    _name_or_path _attn_implementation_autoset architectures auto_map model_type transformers_version dtype torch_dtype
-    use_cache cache_implementation return_dict output_hidden_states output_attentions torchscript use_bfloat16
-    quantization_config_was pruned_heads is_decoder is_encoder_decoder add_cross_attention cross_attention_hidden_size
-    chunk_size_feed_forward gradient_checkpointing tokenizer_class prefix task_specific_params problem_type finetuning_task
-    id2label label2id num_labels initializer_range initializer_factor pretraining_tp summary_activation
-    summary_first_dropout summary_proj_to_labels summary_type summary_use_proj reorder_and_upcast_attn
-    attn_pdrop embd_pdrop resid_pdrop attention_dropout hidden_dropout residual_dropout embedding_dropout dropout
-    classifier_dropout attention_softmax_in_fp32 scale_attention_softmax_in_fp32 decoder_start_token_id forced_bos_token_id
-    forced_eos_token_id sep_token_id pad_token_id bad_words_ids begin_suppress_tokens suppress_tokens max_length min_length
-    do_sample early_stopping num_beams num_beam_groups diversity_penalty temperature top_k top_p typical_p
-    repetition_penalty length_penalty no_repeat_ngram_size encoder_no_repeat_ngram_size num_return_sequences
-    output_scores return_dict_in_generate remove_invalid_values exponential_decay_length_penalty tf_legacy_loss
-    tie_encoder_decoder n_ctx inference_runner max_batch_size max_sequence_length pre_allocate_kv_cache
-    validate_runner_input pad_key_length fused_softmax predict_last_token attention_implementation runner_max_sequence_length
-    """.split()
-)
+# fmt: off
+HARMLESS = frozenset([
+    "_name_or_path", "_attn_implementation_autoset", "architectures", "auto_map", "model_type",
+    "transformers_version", "dtype", "torch_dtype", "use_cache", "cache_implementation", "return_dict",
+    "output_hidden_states", "output_attentions", "torchscript", "use_bfloat16", "pruned_heads", "is_decoder",
+    "is_encoder_decoder", "add_cross_attention", "cross_attention_hidden_size", "chunk_size_feed_forward",
+    "gradient_checkpointing", "tokenizer_class", "prefix", "task_specific_params", "problem_type", "finetuning_task",
+    "id2label", "label2id", "num_labels", "initializer_range", "initializer_factor", "pretraining_tp",
+    "summary_activation", "summary_first_dropout", "summary_proj_to_labels", "summary_type", "summary_use_proj",
+    "reorder_and_upcast_attn", "attn_pdrop", "embd_pdrop", "resid_pdrop", "attention_dropout", "hidden_dropout",
+    "residual_dropout", "embedding_dropout", "dropout", "classifier_dropout", "attention_softmax_in_fp32",
+    "scale_attention_softmax_in_fp32", "decoder_start_token_id", "forced_bos_token_id", "forced_eos_token_id",
+    "sep_token_id", "pad_token_id", "bad_words_ids", "begin_suppress_tokens", "suppress_tokens", "max_length",
+    "min_length", "do_sample", "early_stopping", "num_beams", "num_beam_groups", "diversity_penalty", "temperature",
+    "top_k", "top_p", "typical_p", "repetition_penalty", "length_penalty", "no_repeat_ngram_size",
+    "encoder_no_repeat_ngram_size", "num_return_sequences", "output_scores", "return_dict_in_generate",
+    "remove_invalid_values", "exponential_decay_length_penalty", "tf_legacy_loss", "tie_encoder_decoder", "n_ctx",
+    "inference_runner", "max_batch_size", "max_sequence_length", "pre_allocate_kv_cache", "validate_runner_input",
+    "pad_key_length", "fused_softmax", "predict_last_token", "attention_implementation", "runner_max_sequence_length",
+])
+# fmt: on
 """`attention_softmax_in_fp32` and its scale: mathematically without effect; our softmax is always computed in fp32."""
 
 T = TypeVar("T")
@@ -186,12 +182,12 @@ class ConfigReader:
     @overload
     def get(self, key: str, kind: type[T]) -> T: ...
     @overload
-    def get(self, key: str, kind: type[T], default: T) -> T: ...
-    @overload
     def get(self, key: str, kind: type[T], default: None) -> T | None: ...
+    @overload
+    def get(self, key: str, kind: type[T], default: T) -> T: ...
 
     def get(self, key: str, kind: type[T], default: Any = ...) -> T | None:
-        """Read one key; null counts as absent. Raises ConfigError if it is missing without a default, or of another type."""
+        """Read one key; null counts as absent. Raises ConfigError if it is missing (no default) or of another type."""
         self._accounted.add(key)
         value = self.values.get(key)
         if value is None:
@@ -243,7 +239,7 @@ class ConfigReader:
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         raise ConfigError(
             f"{self.source}: unknown key{'s' * (len(unknown) > 1)} {', '.join(repr(k) for k in unknown)}{hint}; it may "
-            f"change what the model computes. If it does not, accept it by name (accept_config_keys, --accept-config-key)"
+            "change what the model computes. If it does not, accept it: accept_config_keys=[...] or --accept-config-key"
         )
 
 

@@ -2,9 +2,9 @@
 
 Names of the parameters (the `target` side of every weight rule):
 
-    embed.weight [V, M]    positions.weight [P, M] (learned)    norm.{weight,bias}    lm_head.{weight,bias} (if not tied)
-    layers.{i}.attn_norm.* layers.{i}.attn.qkv.* (rows q | k | v) layers.{i}.attn.{q_norm,k_norm}.weight layers.{i}.attn.out.*
-    layers.{i}.mlp_norm.*  layers.{i}.mlp.up.* (rows gate | up when gated)   layers.{i}.mlp.down.*
+    embed.weight [V, M]   positions.weight [P, M] (learned)   norm.{weight,bias}   lm_head.{weight,bias} (if not tied)
+    layers.{i}.attn_norm.*   layers.{i}.attn.qkv.* (rows q | k | v)   layers.{i}.attn.{q_norm,k_norm}.weight
+    layers.{i}.attn.out.*    layers.{i}.mlp_norm.*    layers.{i}.mlp.up.* (rows gate | up)    layers.{i}.mlp.down.*
 """
 
 from __future__ import annotations
@@ -38,7 +38,7 @@ def alibi_slopes(num_heads: int) -> Tensor:
 
 
 class Attention(nn.Module):
-    """Attention with `num_kv_heads` shared key/value heads. Head counts come from the local weight, so that it may be a shard."""
+    """Attention with shared key/value heads. Head counts come from the local weight, so that it may be a shard."""
 
     def __init__(self, config: ModelConfig, layer: int, kernels: Kernels) -> None:
         super().__init__()
@@ -106,15 +106,17 @@ class Layer(nn.Module):
         attended = self.attn(normed, rotation, cache)
         if self.parallel:
             mixed = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
-            return x + (attended + mixed) * self.multiplier if self.multiplier != 1.0 else x + (attended + mixed)
+            return self._add(x, attended + mixed)
         assert self.mlp_norm is not None
-        x = x + (attended * self.multiplier if self.multiplier != 1.0 else attended)
-        mixed = self.mlp(self.mlp_norm(x))
-        return x + (mixed * self.multiplier if self.multiplier != 1.0 else mixed)
+        x = self._add(x, attended)
+        return self._add(x, self.mlp(self.mlp_norm(x)))
+
+    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
+        return x + branch if self.multiplier == 1.0 else x + branch * self.multiplier
 
 
 class Decoder(nn.Module):
-    """Token ids to logits. Without a cache: causal over whole sequences, differentiable. With one: a step of the engine."""
+    """Token ids to logits. Without a cache: causal over whole sequences, differentiable. With one: an engine step."""
 
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
@@ -147,10 +149,8 @@ class Decoder(nn.Module):
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
-        if self.lm_head is None:
-            logits = self.kernels.linear(hidden, self.embed.weight, None)
-        else:
-            logits = self.lm_head(hidden)
+        head = self.lm_head
+        logits: Tensor = self.kernels.linear(hidden, self.embed.weight, None) if head is None else head(hidden)
         return logits / self.config.logits_divisor if self.config.logits_divisor != 1.0 else logits
 
     def _rotation(self, positions: Tensor) -> Rotation | None:

@@ -18,7 +18,7 @@ class Family:
     read: Callable[[ConfigReader], ModelConfig]
     rules: Callable[[ModelConfig], RuleSet]
     write: Callable[[ModelConfig], dict[str, Any]] | None = None
-    """A Hugging Face config that reads back to the same model, where a checkpoint can be made without one to start from."""
+    """A Hugging Face config that reads back to the same model, for checkpoints that are made without one."""
     matches: Callable[[Mapping[str, Any]], bool] | None = None
     """Tells apart families that share a `model_type`; None: the type alone decides."""
     model_type: str | None = None

@@ -54,8 +54,12 @@ def write(config: ModelConfig) -> dict[str, Any]:
 
 def layer_rules(qkv: Layout) -> tuple[Rule, ...]:
     names = {
-        "attn_norm": "ln_1", "attn.out": "attn.c_proj", "mlp_norm": "ln_2", "mlp.up": "mlp.c_fc", "mlp.down": "mlp.c_proj",
-    }  # fmt: skip
+        "attn_norm": "ln_1",
+        "attn.out": "attn.c_proj",
+        "mlp_norm": "ln_2",
+        "mlp.up": "mlp.c_fc",
+        "mlp.down": "mlp.c_proj",
+    }
     plain = tuple(
         Rule(target=f"layers.{{i}}.{ours}.{part}", sources=(f"h.{{i}}.{theirs}.{part}",))
         for ours, theirs in names.items()
