@@ -39,7 +39,7 @@ class KVCache:
         for tensor in (*self.keys, *self.values):
             tensor[target, :, :length] = tensor[source, :, :length]
 
-    def clear(self, row: int, length: int) -> None:
-        """Zero the first `length` slots: the next owner must not meet a NaN that a failed request left."""
+    def clear(self, row: int, end: int, *, start: int = 0) -> None:
+        """Zero the slots from start to end: their next owner must not meet a NaN that a failed request left."""
         for tensor in (*self.keys, *self.values):
-            tensor[row, :, :length] = 0
+            tensor[row, :, start:end] = 0

@@ -1,0 +1,156 @@
+"""The only place where config, weights, rules and kernels meet.
+
+A checkpoint becomes a decoder in this order: read the config, make the decoder on the meta device (names and shapes, no
+memory), compare its parameters with the file's tensors, take the memory, and stream the weights into it one tensor at a
+time, cast on the way. Nothing is initialized, and nothing is held twice.
+"""
+
+from __future__ import annotations
+
+import mmap
+from collections.abc import Collection, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
+from writehead.checkpoint.rules import RuleSet, check
+from writehead.errors import CheckpointError, TokenizerError, UsageError
+from writehead.kernels import Kernels
+from writehead.models import gguf, megatron
+from writehead.models.config import ConfigReader, ModelConfig
+from writehead.models.decoder import Decoder
+from writehead.models.families import Family, family_of
+from writehead.text import Tokenizer
+
+BOX = Path(__file__).parent / "box"
+"""The model in the box."""
+
+DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_HUGE_PAGE = 1 << 21
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class ModelSource:
+    """An opened checkpoint and what it was understood to be."""
+
+    path: Path
+    checkpoint: Checkpoint
+    values: Mapping[str, Any]
+    """The model's config in Hugging Face's keys, whatever the format was."""
+    family: Family
+    config: ModelConfig
+    rules: RuleSet
+
+
+def open_source(model: str | Path | None, *, accept_config_keys: Collection[str] = ()) -> ModelSource:
+    """Open a model: a path, a Hub id, or None for the one in the box. Reads headers, no weights."""
+    path = BOX if model is None else resolve(str(model))
+    checkpoint = open_checkpoint(path)
+    name = str(path)
+    if checkpoint.format == "gguf":
+        values = gguf.hf_config(checkpoint.metadata, checkpoint.tensors)
+    elif checkpoint.format == "megatron":
+        values = megatron.hf_config(checkpoint.config)
+    else:
+        values, name = dict(checkpoint.config), f"{path}/config.json"
+    family = family_of(values, source=name)
+    reader = ConfigReader(values, source=name, accept=accept_config_keys)
+    config = family.read(reader)
+    reader.finish()
+    if checkpoint.format == "gguf":
+        rules = gguf.rules(config, checkpoint.metadata["general.architecture"], checkpoint.tensors)
+    elif checkpoint.format == "megatron":
+        rules = megatron.rules(config)
+    else:
+        rules = family.rules(config)
+    return ModelSource(path=path, checkpoint=checkpoint, values=values, family=family, config=config, rules=rules)
+
+
+def choose_dtype(weights: str) -> torch.dtype:
+    """The dtype of the weights and of the arithmetic. `auto` is fp32: 16-bit arithmetic is emulated on most CPUs."""
+    if weights == "auto":
+        return torch.float32
+    if weights not in DTYPES:
+        raise UsageError(f"weights: '{weights}' is not a dtype; choose auto, {', '.join(DTYPES)}")
+    return DTYPES[weights]
+
+
+def make_decoder(config: ModelConfig, kernels: Kernels) -> Decoder:
+    """A decoder on the meta device: every name and shape, no memory."""
+    with torch.device("meta"):
+        return Decoder(config, kernels)
+
+
+def build(source: ModelSource, *, dtype: torch.dtype, kernels: Kernels) -> Decoder:
+    """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss."""
+    decoder = make_decoder(source.config, kernels)
+    load_weights(decoder, source, dtype)
+    return decoder.eval().requires_grad_(False)
+
+
+def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> None:
+    """Give a meta decoder memory and stream the checkpoint into it."""
+    tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
+    prefix = source.rules.prefix_of(tensors)
+    rules = source.rules.expand(num_layers, prefix=prefix)
+    shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
+    found = {name: info.shape for name, info in tensors.items()}
+    check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
+    parameters = _allocate(decoder, dtype)
+    with torch.no_grad():
+        for rule in rules:
+            rule.load([source.checkpoint.read(name) for name in rule.sources], parameters[rule.target])
+    _check_aliases(source, prefix, parameters)
+
+
+def load_tokenizer(source: ModelSource) -> Tokenizer:
+    """The tokenizer of the checkpoint's own files. Raises TokenizerError if there is none."""
+    if source.checkpoint.format == "gguf":
+        return Tokenizer.from_gguf(source.checkpoint.metadata)
+    directory = source.path if source.path.is_dir() else source.path.parent
+    tokenizer = Tokenizer.from_directory(directory)
+    if tokenizer.vocab_size > source.config.vocab_size:
+        raise TokenizerError(
+            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
+            f"{source.config.vocab_size}; use the tokenizer that belongs to these weights"
+        )
+    return tokenizer
+
+
+def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
+    """Replace the meta parameters by slices of one block of memory, in huge pages where the system grants them.
+
+    Fewer page faults while loading, fewer TLB misses in every product after that. The block lives as long as a slice.
+    """
+    meta = dict(decoder.named_parameters())
+    aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
+    block = mmap.mmap(-1, -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE)
+    if hasattr(mmap, "MADV_HUGEPAGE"):
+        block.madvise(mmap.MADV_HUGEPAGE)
+    memory = torch.frombuffer(block, dtype=torch.uint8)
+    parameters: dict[str, Tensor] = {}
+    start = 0
+    for (name, parameter), size in zip(meta.items(), aligned, strict=True):
+        flat = memory[start : start + parameter.numel() * dtype.itemsize].view(dtype)
+        owner, _, attribute = name.rpartition(".")
+        parameters[name] = nn.Parameter(flat.view(parameter.shape), requires_grad=False)
+        setattr(decoder.get_submodule(owner), attribute, parameters[name])
+        start += size
+    return parameters
+
+
+def _check_aliases(source: ModelSource, prefix: str, parameters: Mapping[str, Tensor]) -> None:
+    """A tensor that repeats a tied one must hold the same numbers; if not, the config's tie is wrong."""
+    tensors = source.checkpoint.tensors
+    for alias, original in (source.rules.aliases or {}).items():
+        found = [name for name in (alias, prefix + alias) if name in tensors]
+        if found and not torch.equal(source.checkpoint.read(found[0]), source.checkpoint.read(prefix + original)):
+            raise CheckpointError(
+                f"{source.path}: '{found[0]}' differs from '{prefix + original}' although the config ties them; "
+                "set tie_word_embeddings to false in config.json if the weights were trained apart"
+            )
