@@ -1,0 +1,87 @@
+"""What a training run is: one frozen value, written beside its results."""
+
+from __future__ import annotations
+
+import dataclasses
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Literal
+
+from writehead.errors import UsageError
+
+STDLIB = "stdlib"
+
+
+@dataclass(frozen=True, kw_only=True)
+class TrainConfig:
+    """Everything that decides the result of a run; the defaults are those of the model in the box.
+
+    `minutes` is a budget of training time: the learning rate then follows whichever of steps / `steps` and
+    minutes spent / `minutes` is further, so a run on a slow machine still ends with a complete decay.
+    Without it a run is a function of this config alone.
+    """
+
+    out: Path
+    corpus: str = STDLIB  # a folder, or "stdlib" for the running Python's own
+    pattern: str = "**/*.py"
+    held_out: float = 0.025  # share of the files that no step and no tokenizer ever sees
+
+    # text
+    vocab_size: int = 4096
+    fim_rate: float = 0.5  # share of the documents that are turned into fill-in-the-middle
+    function_rate: float = 0.3  # share of the other documents that are shown one function at a time
+
+    # model
+    layers: int = 5
+    width: int = 256
+    heads: int = 4
+    context: int = 1024
+
+    # optimization
+    steps: int = 3000
+    batch: int = 8  # sequences of `context` tokens a pass
+    accumulate: int = 1  # passes a step
+    lr: float = 3e-3
+    min_lr: float = 3e-5
+    warmup: int = 100
+    weight_decay: float = 0.1
+    beta1: float = 0.9
+    beta2: float = 0.98
+    clip: float = 1.0
+    dtype: Literal["float32", "bfloat16"] = "float32"
+    seed: int = 0
+
+    # the run
+    minutes: float | None = None
+    resume: bool = False
+    checkpoint_minutes: float = 4.0
+    eval_every: int = 250
+    eval_files: int = 12
+    threads: int | None = None
+
+    def __post_init__(self) -> None:
+        """Refuse values that cannot work, by name."""
+        for name in ("layers", "width", "heads", "steps", "batch", "accumulate", "eval_every", "eval_files"):
+            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name in ("lr", "clip", "checkpoint_minutes"):
+            _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
+        for name in ("fim_rate", "function_rate"):
+            _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
+        _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1, both excluded")
+        _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"between 0 and the learning rate {self.lr}")
+        _require(0 <= self.warmup < self.steps, "warmup", self.warmup, f"fewer than the {self.steps} steps")
+        _require(self.width % self.heads == 0, "width", self.width, f"a multiple of the {self.heads} heads")
+        _require(300 <= self.vocab_size <= 65536, "vocab_size", self.vocab_size, "from 300 to 65536")
+        _require(self.context >= 16, "context", self.context, "at least 16")
+        _require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "float32 or bfloat16")
+        _require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "more than 0")
+        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
+
+    def as_json(self) -> dict[str, object]:
+        """The config as plain values, for the log, the checkpoint and the model card."""
+        return {k: str(v) if isinstance(v, Path) else v for k, v in dataclasses.asdict(self).items()}
+
+
+def _require(ok: bool, name: str, value: object, expected: str) -> None:
+    if not ok:
+        raise UsageError(f"training option {name} is {value}, but it must be {expected}")

@@ -1,0 +1,195 @@
+"""The training loop of one process. Model, optimizer and data are arguments: another driver may shard them."""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
+from tokenizers import Tokenizer
+from torch import nn
+
+from writehead import kernels
+from writehead.errors import UsageError
+from writehead.models.config import ModelConfig
+from writehead.models.decoder import Decoder
+from writehead.train.config import TrainConfig
+from writehead.train.corpus import Corpus, read_corpus
+from writehead.train.data import Batch, Batches
+from writehead.train.evaluate import bits_per_byte
+from writehead.train.init import initialize
+from writehead.train.loss import loss_sum
+from writehead.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from writehead.train.state import FILE_NAME, Progress, load_state, save_state
+from writehead.train.vocabulary import END_OF_TEXT_ID, train_tokenizer
+
+
+@dataclass(frozen=True)
+class TrainResult:
+    """What a finished run has: its size, and the quality on files that it never saw."""
+
+    steps: int
+    tokens: int
+    seconds: float
+    held_out_bits_per_byte: float
+    state: Path
+
+
+def model_config(config: TrainConfig, *, vocab_size: int) -> ModelConfig:
+    """The decoder that a training config asks for: `gpt_bigcode` with one key/value head."""
+    head_dim = config.width // config.heads
+    return ModelConfig(
+        family="gpt_bigcode",
+        vocab_size=vocab_size,
+        hidden_size=config.width,
+        num_layers=config.layers,
+        num_heads=config.heads,
+        num_kv_heads=1,
+        head_dim=head_dim,
+        intermediate_size=4 * config.width,
+        max_positions=config.context,
+        positions="learned",
+        activation="gelu_tanh",
+        attention_scale=head_dim**-0.5,
+        bos_id=END_OF_TEXT_ID,
+        eos_ids=(END_OF_TEXT_ID,),
+    )
+
+
+def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
+    """Train a model from nothing, or resume; leaves tokenizer, manifest, log and state in `config.out`.
+
+    Errors: UsageError when the folder holds another run, or the corpus is too small.
+    """
+    if config.threads is not None:
+        torch.set_num_threads(config.threads)
+    corpus = read_corpus(config.corpus, pattern=config.pattern, held_out=config.held_out)
+    tokenizer = _prepare(config, corpus)
+    model = Decoder(model_config(config, vocab_size=tokenizer.get_vocab_size()), kernels.load("reference"))
+    initialize(model, num_layers=config.layers, seed=config.seed)
+    optimizer = make_optimizer(model, config)
+    batches = Batches(corpus.train, tokenizer, config)
+    progress = Progress()
+    if config.resume:
+        progress = load_state(config.out / FILE_NAME, model=model, optimizer=optimizer, batches=batches)
+    sample = [f.text for f in corpus.held_out[: config.eval_files]]
+
+    def evaluate() -> float:
+        return bits_per_byte(model, tokenizer, sample, context=config.context, max_tokens=config.context).mean
+
+    run = Run(config, model=model, optimizer=optimizer, batches=batches, progress=progress, evaluate=evaluate)
+    return run.finish(show_progress=show_progress)
+
+
+def _prepare(config: TrainConfig, corpus: Corpus) -> Tokenizer:
+    """Create the run's folder, or reuse the one to resume; return its tokenizer."""
+    path = config.out / "tokenizer.json"
+    if config.resume and path.exists():
+        return Tokenizer.from_file(str(path))
+    if path.exists():
+        raise UsageError(f"{config.out} already holds a training run; resume it, or choose another output folder")
+    config.out.mkdir(parents=True, exist_ok=True)
+    corpus.write_manifest(config.out / "manifest.jsonl")
+    (config.out / "train_config.json").write_text(json.dumps(config.as_json(), indent=2) + "\n", encoding="utf-8")
+    tokenizer = train_tokenizer((f.text for f in corpus.train), vocab_size=config.vocab_size)
+    tokenizer.save(str(path))
+    return tokenizer
+
+
+def optimizer_step(
+    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], *, clip: float, dtype: torch.dtype
+) -> tuple[float, int]:
+    """One step over all passes in `batches`; returns the mean loss in nats and the number of tokens.
+
+    Gradients are those of sum / num_tokens over all passes, so accumulation changes nothing but memory.
+    """
+    passes = list(batches)
+    num_tokens = sum(b.targets.numel() for b in passes)
+    total = 0.0
+    for batch in passes:
+        loss = loss_sum(model, batch, dtype=dtype)
+        (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
+        total += loss.item()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
+    optimizer.step()
+    optimizer.zero_grad(set_to_none=True)
+    return total / num_tokens, num_tokens
+
+
+class Run:
+    """A run in progress: the parts it is given, and how far it is. Owns the log and the state file in `config.out`."""
+
+    def __init__(
+        self,
+        config: TrainConfig,
+        *,
+        model: nn.Module,
+        optimizer: torch.optim.Optimizer,
+        batches: Batches,
+        progress: Progress,
+        evaluate: Callable[[], float],
+    ) -> None:
+        self.config, self.model, self.optimizer, self.batches = config, model, optimizer, batches
+        self.progress, self.evaluate = progress, evaluate
+        self._dtype = getattr(torch, config.dtype)
+        self._started = time.monotonic() - progress.seconds
+
+    @property
+    def fraction(self) -> float:
+        """How much of the run is done, 0 to 1: of its steps or of its minutes, whichever is more."""
+        done = self.progress.step / self.config.steps
+        if self.config.minutes is not None:
+            done = max(done, self.progress.seconds / (60 * self.config.minutes))
+        return min(done, 1.0)
+
+    def finish(self, *, show_progress: bool) -> TrainResult:
+        """Step until done; evaluate and save on the way and at the end."""
+        saved = time.monotonic()
+        columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
+        with Bar(*columns, TimeElapsedColumn(), disable=not show_progress) as bar:
+            task = bar.add_task("training", total=1.0, completed=self.fraction)
+            while self.fraction < 1.0:
+                loss = self.step()
+                bar.update(task, completed=self.fraction, description=f"step {self.progress.step}, loss {loss:.3f}")
+                if self.progress.step % self.config.eval_every == 0:
+                    self._log(held_out_bits_per_byte=self.evaluate())
+                if time.monotonic() - saved > 60 * self.config.checkpoint_minutes:
+                    self.save()
+                    saved = time.monotonic()
+        self.save()
+        quality = self.evaluate()
+        self._log(held_out_bits_per_byte=quality)
+        p = self.progress
+        return TrainResult(p.step, p.tokens, p.seconds, quality, self.config.out / FILE_NAME)
+
+    def step(self) -> float:
+        """One optimizer step; returns its loss in nats a token."""
+        lr = learning_rate(self.config, step=self.progress.step, progress=self.fraction)
+        set_learning_rate(self.optimizer, lr)
+        passes = [next(self.batches) for _ in range(self.config.accumulate)]
+        loss, tokens = optimizer_step(
+            self.model, self.optimizer, passes, clip=self.config.clip, dtype=self._dtype
+        )
+        self.progress.step += 1
+        self.progress.tokens += tokens
+        self.progress.seconds = time.monotonic() - self._started
+        if self.progress.step % 10 == 0 or self.progress.step == 1:
+            self._log(loss=loss, lr=lr)
+        return loss
+
+    def save(self) -> None:
+        """Write the state to resume from."""
+        save_state(
+            self.config.out / FILE_NAME,
+            model=self.model, optimizer=self.optimizer, batches=self.batches, progress=self.progress,
+        )  # fmt: skip
+
+    def _log(self, **values: float) -> None:
+        p = self.progress
+        row = {"step": p.step, "tokens": p.tokens, "seconds": round(p.seconds, 1), **values}
+        with (self.config.out / "log.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps(row) + "\n")
