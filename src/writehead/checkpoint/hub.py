@@ -12,7 +12,7 @@ from pathlib import Path
 
 import huggingface_hub
 from huggingface_hub import constants, errors
-from huggingface_hub.utils import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
+from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
 from writehead.checkpoint.files import listing, read_index
 from writehead.errors import CheckpointError, ModelNotFoundError

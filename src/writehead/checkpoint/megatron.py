@@ -30,6 +30,7 @@ _FILES = ("model_optim_rng.pt", "model_rng.pt")
 _WHOLE = None
 _SCALARS = (bool, int, float, str, type(None))
 _WEIGHT_BIAS = r"(weight|bias)"
+_LAYER = r"layers\.[0-9]{1,6}"
 
 # Logical name -> the dim that tensor parallelism cuts, None when every rank holds all of it.
 _RULES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
@@ -37,14 +38,14 @@ _RULES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
     for pattern, dim in (
         (r"embedding\.word_embeddings\.weight", 0),
         (r"embedding\.position_embeddings\.weight", _WHOLE),
-        (rf"layers\.[0-9]{1, 6}\.(input|post_attention)_layernorm\.{_WEIGHT_BIAS}", _WHOLE),
-        (rf"layers\.[0-9]{1, 6}\.self_attention\.(query|query_key_value)\.{_WEIGHT_BIAS}", 0),
-        (rf"layers\.[0-9]{1, 6}\.self_attention\.key_value\.{_WEIGHT_BIAS}", _WHOLE),
-        (r"layers\.[0-9]{1,6}\.self_attention\.dense\.weight", 1),
-        (r"layers\.[0-9]{1,6}\.self_attention\.dense\.bias", _WHOLE),
-        (rf"layers\.[0-9]{1, 6}\.mlp\.dense_h_to_4h\.{_WEIGHT_BIAS}", 0),
-        (r"layers\.[0-9]{1,6}\.mlp\.dense_4h_to_h\.weight", 1),
-        (r"layers\.[0-9]{1,6}\.mlp\.dense_4h_to_h\.bias", _WHOLE),
+        (rf"{_LAYER}\.(input|post_attention)_layernorm\.{_WEIGHT_BIAS}", _WHOLE),
+        (rf"{_LAYER}\.self_attention\.(query|query_key_value)\.{_WEIGHT_BIAS}", 0),
+        (rf"{_LAYER}\.self_attention\.key_value\.{_WEIGHT_BIAS}", _WHOLE),
+        (rf"{_LAYER}\.self_attention\.dense\.weight", 1),
+        (rf"{_LAYER}\.self_attention\.dense\.bias", _WHOLE),
+        (rf"{_LAYER}\.mlp\.dense_h_to_4h\.{_WEIGHT_BIAS}", 0),
+        (rf"{_LAYER}\.mlp\.dense_4h_to_h\.weight", 1),
+        (rf"{_LAYER}\.mlp\.dense_4h_to_h\.bias", _WHOLE),
         (rf"final_layernorm\.{_WEIGHT_BIAS}", _WHOLE),
     )
 )
