@@ -28,8 +28,9 @@ def quote(value: object) -> str:
 
 
 def listing(names: list[str]) -> str:
-    """At most ten names for an error message."""
-    return ", ".join(names[:10]) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+    """At most ten names for an error message, those with control characters escaped."""
+    shown = [name if name.isprintable() and len(name) <= 100 else quote(name) for name in names[:10]]
+    return ", ".join(shown) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
 
 
 def num_elements(shape: tuple[int, ...], where: str) -> int:

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from writehead.checkpoint.contract import DTYPE_NAMES, OpenCheckpoint, TensorInfo
-from writehead.checkpoint.files import listing, quote, read_config, read_index
+from writehead.checkpoint.files import MappedFile, listing, quote, read_config, read_index
 from writehead.errors import CheckpointError
 
 _WRAPPERS = ("model", "state_dict", "module")
@@ -63,12 +63,14 @@ def load_archive(path: Path, allowed: Sequence[Callable[..., Any] | tuple[Callab
     allowed: further harmless callables, or (stand-in, "module.name") pairs that replace a global by a stand-in.
     """
     try:
-        with path.open("rb") as file:
-            is_zip = file.read(4) == b"PK\x03\x04"
+        mapped = MappedFile(path)
+        is_zip = mapped.data[:4] == b"PK\x03\x04"
         if is_zip:
             _check_zip(path)
+        # An old file is given as memory: unlike a file, that never allocates what a length in the pickle asks for.
+        source: Any = path if is_zip else mapped.data
         with torch.serialization.safe_globals(list(allowed)):
-            return torch.load(path, map_location="cpu", weights_only=True, mmap=is_zip)
+            return torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
     except CheckpointError:
         raise
     except OSError as error:
@@ -90,16 +92,15 @@ def _check_zip(path: Path) -> None:
 
 
 def _explain(error: Exception) -> str:
-    text = str(error)
-    blocked = re.search(r"GLOBAL (\S+) was not an allowed global|load (?:GLOBAL )?(\S+) whose module", text)
-    if blocked or "nsupported global" in text or "not an allowed global" in text:
-        name = quote((blocked[1] or blocked[2]) if blocked else "an unknown name")
+    """torch wraps the unpickler's reason in advice to switch the protection off; that is not passed on."""
+    cause = error.__context__ if type(error.__context__) is type(error) else error
+    text = " ".join(str(cause).encode("ascii", "backslashreplace").decode().split())
+    if blocked := re.search(r"GLOBAL (\S+) (?:was not an allowed|whose module)", text):
         return (
-            f"asks for the Python object {name}; only weights are loaded, never code from a pickle:"
+            f"asks for the Python object {quote(blocked[1])}; only weights are loaded, never code from a pickle:"
             " use the model's safetensors files, or convert it where you trust it"
         )
-    reason = " ".join(text.split("\n\nCheck the documentation")[0].split())
-    return f"is not a file of weights that torch can load ({type(error).__name__}: {reason[:200]}); download it again"
+    return f"is not a file of weights that torch can load ({type(error).__name__}: {text[:200]}); download it again"
 
 
 def _open_file(path: Path) -> dict[str, _Loaded]:
