@@ -1,4 +1,4 @@
-"""What every test shares: the seed, printed and fixed, and the real checkpoint."""
+"""What every test shares: the seed, printed and fixed, a tiny checkpoint and a real one."""
 
 from __future__ import annotations
 
@@ -10,7 +10,7 @@ import numpy
 import pytest
 import torch
 
-from tests import smollm2
+from tests import models, smollm2
 
 hypothesis.settings.register_profile("writehead", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("writehead")
@@ -44,3 +44,9 @@ def smollm2_gguf() -> Path:
         return smollm2.fetch(smollm2.cache_dir())
     except smollm2.FetchError as error:
         raise pytest.fail.Exception(str(error), pytrace=False) from None
+
+
+@pytest.fixture(scope="session")
+def tiny_model(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The directory of a tiny `gpt_bigcode` checkpoint with a tokenizer; shared, so nothing may write into it."""
+    return models.write_tiny_model(tmp_path_factory.mktemp("tiny_model"))
