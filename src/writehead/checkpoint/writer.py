@@ -188,6 +188,7 @@ def _write_shards(
                     f" expected {place.dtype} {list(place.shape)}"
                 )
             _write_at(files[index].fileno(), _bytes_of(tensor), starts[index] + place.begin)
+            del tensor  # or it would still be there while the next one is computed
         if where:
             raise CheckpointError(f"{directory.parent}: these tensors never came: {listing(sorted(where))}")
         for file in files:
