@@ -103,9 +103,11 @@ def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> N
     check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
     parameters = _allocate(decoder, dtype)
     with torch.no_grad():
-        for rule in rules:
+        for rule, following in zip(rules, [*rules[1:], None], strict=True):
+            for name in following.sources if following else ():
+                source.checkpoint.prefetch(name)  # the disk reads ahead while this one is cast
             rule.load([source.checkpoint.read(name) for name in rule.sources], parameters[rule.target])
-    _check_aliases(source, prefix, parameters)
+    _check_aliases(source, prefix)
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -129,7 +131,8 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     """
     meta = dict(decoder.named_parameters())
     aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
-    block = mmap.mmap(-1, -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE)
+    size = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
+    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(block, dtype=torch.uint8)
@@ -144,7 +147,7 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     return parameters
 
 
-def _check_aliases(source: ModelSource, prefix: str, parameters: Mapping[str, Tensor]) -> None:
+def _check_aliases(source: ModelSource, prefix: str) -> None:
     """A tensor that repeats a tied one must hold the same numbers; if not, the config's tie is wrong."""
     tensors = source.checkpoint.tensors
     for alias, original in (source.rules.aliases or {}).items():

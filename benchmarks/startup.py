@@ -1,0 +1,96 @@
+"""How long from process start to the first token, and how much memory it takes on the way.
+
+    python benchmarks/startup.py MODEL [--weights fp32] [--prompt-tokens 16] [--rounds 5]
+
+Alternates three processes: `import torch`; reading the checkpoint's files; the first token of a prompt. Prints the
+medians, the excess of the third over the sum of the others, and the peak of anonymous memory over the weights' size at
+the compute dtype; ends with one JSON line. The first round warms the page cache and is not counted.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import statistics
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+FIRST_TOKEN = """
+import json, sys
+from writehead import LLM, SamplingParams
+model, weights, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
+llm = LLM(model, weights=weights)
+prompt = [100 + i for i in range(count)]
+next(iter(llm.stream(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))))
+print(json.dumps({"weights_bytes": sum(p.nbytes for p in llm.engine.decoder.parameters())}), flush=True)
+"""
+
+
+def run(command: list[str]) -> tuple[float, int, str]:
+    """Seconds until the process prints its line or ends, its peak of anonymous memory in bytes, and the line."""
+    start = time.perf_counter()
+    process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
+    assert process.stdout is not None
+    os.set_blocking(process.stdout.fileno(), False)
+    peak, line = 0, ""
+    while not line and process.poll() is None:
+        peak = max(peak, anonymous_bytes(process.pid))
+        time.sleep(0.005)
+        line = process.stdout.readline() or ""
+    seconds = time.perf_counter() - start
+    line = line or process.stdout.read() or ""
+    if process.wait() != 0:
+        sys.exit(f"{command[0]} failed with exit code {process.returncode}")
+    return seconds, peak, line
+
+
+def anonymous_bytes(pid: int) -> int:
+    """RssAnon of a process, from Linux's /proc."""
+    try:
+        status = Path(f"/proc/{pid}/status").read_text(encoding="utf-8")
+    except OSError:
+        return 0
+    return next((int(row.split()[1]) * 1024 for row in status.splitlines() if row.startswith("RssAnon")), 0)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("model", type=Path)
+    parser.add_argument("--weights", default="fp32")
+    parser.add_argument("--prompt-tokens", type=int, default=16)
+    parser.add_argument("--rounds", type=int, default=5)
+    args = parser.parse_args()
+    files = [str(f) for f in sorted(args.model.glob("*")) if f.suffix in (".safetensors", ".bin", ".gguf")]
+    commands = {
+        "import_torch": [sys.executable, "-c", "import torch; print('done', flush=True)"],
+        "read_file": ["sh", "-c", 'cat "$@" > /dev/null; echo done', "sh", *files],
+        "first_token": [
+            sys.executable, "-c", FIRST_TOKEN, str(args.model), args.weights, str(args.prompt_tokens),
+        ],
+    }  # fmt: skip
+    seconds: dict[str, list[float]] = {name: [] for name in commands}
+    peak, weights = 0, 0
+    for round_ in range(args.rounds + 1):
+        for name, command in commands.items():
+            elapsed, anonymous, line = run(command)
+            if round_:
+                seconds[name].append(elapsed)
+            if name == "first_token":
+                peak, weights = max(peak, anonymous), json.loads(line)["weights_bytes"]
+    medians = {name: round(statistics.median(values), 3) for name, values in seconds.items()}
+    excess = statistics.median(
+        f - t - r for f, t, r in zip(seconds["first_token"], seconds["import_torch"], seconds["read_file"], strict=True)
+    )
+    print(
+        f"import torch {medians['import_torch']} s, reading {medians['read_file']} s, first token {medians['first_token']} s"
+    )
+    print(f"first token over import torch plus reading: {excess:+.2f} s (median of {args.rounds} rounds)")
+    print(f"peak anonymous memory / weights at {args.weights}: {peak / weights:.3f}")
+    print(json.dumps({**medians, "excess_s": round(excess, 3), "memory_ratio": round(peak / weights, 4)}))
+
+
+if __name__ == "__main__":
+    main()
