@@ -1,0 +1,56 @@
+"""`writehead train`: the fields of TrainConfig as options."""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from writehead.cli import options
+from writehead.train.config import TrainConfig
+
+HELP = {
+    "out": "Folder of the run; it must not hold another one, unless --resume.",
+    "corpus": "Folder of source files, or 'stdlib' for the running Python's own.",
+    "pattern": "Which files of the folder.",
+    "held_out": "Share of the files that is never trained on.",
+    "vocab_size": "Tokens of the byte-level BPE that is trained first.",
+    "fim_rate": "Share of the documents that become fill-in-the-middle.",
+    "function_rate": "Share of the other documents that are shown one function at a time.",
+    "layers": "Layers.",
+    "width": "Width of the model.",
+    "heads": "Query heads; they share one key/value head.",
+    "context": "Tokens of a sequence, and positions of the model.",
+    "steps": "Optimizer steps.",
+    "batch": "Sequences of a pass.",
+    "accumulate": "Passes of a step.",
+    "lr": "Highest learning rate.",
+    "min_lr": "Last learning rate.",
+    "warmup": "Steps of linear warmup.",
+    "weight_decay": "AdamW's weight decay.",
+    "beta1": "AdamW's first beta.",
+    "beta2": "AdamW's second beta.",
+    "clip": "Largest norm of the gradient.",
+    "dtype": "float32 or bfloat16.",
+    "seed": "Seed of the weights and of the data's order.",
+    "minutes": "Budget of time: the schedule ends after it.",
+    "resume": "Go on with the run in the folder.",
+    "checkpoint_minutes": "Minutes between two saved states.",
+    "eval_every": "Steps between two evaluations.",
+    "eval_files": "Held-out files of an evaluation.",
+    "threads": "Threads; default: torch's choice.",
+}
+"""A line for each field; a test holds that none is missing."""
+
+
+@options.with_fields(TrainConfig, HELP)
+def train(**fields: Any) -> None:
+    """Train a small code model from a folder of source files."""
+    from writehead.train import train as run
+
+    result = run(TrainConfig(**fields), show_progress=sys.stderr.isatty())
+    out: Path = fields["out"]
+    print(
+        f"{out}: {result.steps} steps, {result.tokens} tokens in {result.seconds / 60:.1f} minutes, "
+        f"{result.held_out_bits_per_byte:.3f} bits per byte on held-out files"
+    )

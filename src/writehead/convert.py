@@ -1,0 +1,250 @@
+"""Writes what any checkpoint holds as a Hugging Face safetensors checkpoint, one parameter in memory at a time.
+
+A parameter of the decoder is loaded through the rules of the form that it is stored in and exported through the rules
+of the form that is written. Both are views, so whatever is not cast comes out bit for bit.
+"""
+
+from __future__ import annotations
+
+import json
+import tempfile
+from collections.abc import Callable, Collection, Iterator, Mapping
+from contextlib import contextmanager
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import torch
+from tokenizers import processors
+from torch import Tensor
+
+from writehead import kernels
+from writehead.build import DTYPES, ModelSource, make_decoder, open_source
+from writehead.checkpoint import Checkpoint, write_safetensors
+from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
+from writehead.checkpoint.rules import Rule, Shape, check
+from writehead.checkpoint.writer import TOKENIZER_FILES
+from writehead.errors import CheckpointError, UsageError
+from writehead.models.config import ConfigReader
+from writehead.models.families import FAMILIES, Family
+from writehead.text.gguf import read_gguf
+from writehead.text.source import Source
+
+_DTYPE_NAMES = {
+    torch.float32: "float32",
+    torch.bfloat16: "bfloat16",
+    torch.float16: "float16",
+    torch.float64: "float64",
+}
+
+_CLASSES = {
+    "falcon": "FalconForCausalLM",
+    "gemma": "GemmaForCausalLM",
+    "gpt2": "GPT2LMHeadModel",
+    "gpt_bigcode": "GPTBigCodeForCausalLM",
+    "gpt_neox": "GPTNeoXForCausalLM",
+    "granite": "GraniteForCausalLM",
+    "llama": "LlamaForCausalLM",
+    "mistral": "MistralForCausalLM",
+    "qwen2": "Qwen2ForCausalLM",
+    "qwen3": "Qwen3ForCausalLM",
+    "starcoder2": "Starcoder2ForCausalLM",
+}
+"""What `architectures` says in the config of each family that is written."""
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class Conversion:
+    """What was written."""
+
+    family: str
+    files: list[Path]
+    num_tensors: int
+    num_bytes: int
+    dtypes: list[str]
+    has_tokenizer: bool
+
+
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Move:
+    """One parameter's way from the tensors that are read to the tensors that are written."""
+
+    read: Rule
+    write: Rule
+    shape: Shape
+    stored: torch.dtype
+    written: torch.dtype
+
+    def specs(self) -> dict[str, Tensor]:
+        """Name, shape and dtype of what is written, as meta tensors."""
+        shapes = self.write.layout.shapes(self.shape)
+        made = [torch.empty(shape, dtype=self.written, device="meta") for shape in shapes]
+        return dict(zip(self.write.sources, made, strict=True))
+
+    def tensors(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What is written. Raises CheckpointError where a number does not fit the dtype."""
+        parameter = torch.empty(self.shape, dtype=self.stored)
+        self.read.load([checkpoint.read(name) for name in self.read.sources], parameter)
+        return {name: _cast(name, tensor, self.written) for name, tensor in self.write.export(parameter).items()}
+
+
+def convert(
+    model: str | Path | None,
+    out: Path,
+    *,
+    dtype: str = "keep",
+    overwrite: bool = False,
+    accept_config_keys: Collection[str] = (),
+    on_bytes: Callable[[int, int], None] | None = None,
+) -> Conversion:
+    """Write `model` (as in `LLM`) to the directory `out`, in a form that transformers loads.
+
+    `dtype` is fp32, bf16, fp16 or keep: each tensor stays as stored, and what is quantized becomes fp32, which holds it
+    exactly. `on_bytes(done, total)` is called after each parameter. Raises CheckpointError; nothing is left then.
+    """
+    if dtype != "keep" and dtype not in DTYPES:
+        raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(DTYPES)}")
+    source = open_source(model, accept_config_keys=accept_config_keys)
+    moves, config = _plan(source, None if dtype == "keep" else DTYPES[dtype], accept_config_keys)
+    specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
+    total = sum(tensor.nbytes for tensor in specs.values())
+
+    def stream() -> Iterator[tuple[str, Tensor]]:
+        done = 0
+        for move in moves:
+            tensors = move.tensors(source.checkpoint)
+            yield from tensors.items()
+            done += sum(tensor.nbytes for tensor in tensors.values())
+            if on_bytes is not None:
+                on_bytes(done, total)
+
+    with _tokenizer_files(source) as folder:
+        has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES if "config" not in name)
+        files = write_safetensors(out, specs, stream(), config=config, tokenizer_from=folder, overwrite=overwrite)
+    return Conversion(
+        family=config["model_type"],
+        files=files,
+        num_tensors=len(specs),
+        num_bytes=total,
+        dtypes=sorted({_DTYPE_NAMES[tensor.dtype] for tensor in specs.values()}),
+        has_tokenizer=has_tokenizer,
+    )
+
+
+def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """The rules under which the checkpoint serves parameters of these shapes; CheckpointError lists what is amiss."""
+    tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
+    prefix = source.rules.prefix_of(tensors)
+    rules = source.rules.expand(num_layers, prefix=prefix)
+    found = {name: info.shape for name, info in tensors.items()}
+    check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
+    return rules
+
+
+def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
+    """The name and shape of each parameter of the decoder; tied ones once."""
+    decoder = make_decoder(source.config, kernels.load("reference"))
+    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
+def _plan(
+    source: ModelSource, dtype: torch.dtype | None, accept: Collection[str]
+) -> tuple[list[_Move], dict[str, Any]]:
+    """How each parameter moves, and the config that is written."""
+    family = FAMILIES[source.family.export_as or source.family.name]
+    values = _config_values(source, family)
+    reader = ConfigReader(values, source="the config to be written", accept=accept)
+    config = family.read(reader)
+    assert replace(config, family=source.config.family) == source.config, f"{family.name} does not write what it reads"
+    shapes = parameter_shapes(source)
+    write = {rule.target: rule for rule in family.rules(config).expand(config.num_layers)}
+    moves = []
+    for rule in stored_rules(source, shapes):
+        stored = _stored_dtype(source.checkpoint, rule)
+        written = stored if dtype is None else dtype
+        shape = shapes[rule.target]
+        moves.append(_Move(read=rule, write=write[rule.target], shape=shape, stored=stored, written=written))
+    widest = moves[0].written
+    for move in moves:
+        widest = torch.promote_types(widest, move.written)
+    if dtype is not None or source.checkpoint.format in ("gguf", "megatron"):
+        values = {key: value for key, value in values.items() if key != "dtype"} | {"torch_dtype": _DTYPE_NAMES[widest]}
+    return moves, values
+
+
+def _config_values(source: ModelSource, family: Family) -> dict[str, Any]:
+    """config.json: the model's own keys where the family is kept, else written from the config."""
+    values = dict(source.values)
+    if family is not source.family:
+        assert family.write is not None
+        kept = ("bos_token_id", "eos_token_id", "pad_token_id", "torch_dtype", "dtype")
+        values = family.write(source.config) | {key: values[key] for key in kept if key in values}
+    values.pop("auto_map", None)  # names code of the old repository
+    ends = values.get("eos_token_id")
+    if source.checkpoint.format == "gguf" and isinstance(ends, list):
+        values["eos_token_id"] = ends[0] if ends else None
+    return {"architectures": [_CLASSES[family.name]], **values}
+
+
+def _stored_dtype(checkpoint: Checkpoint, rule: Rule) -> torch.dtype:
+    """The narrowest of torch's wide float types that holds what the rule reads."""
+    dtypes = [STORED_DTYPES.get(checkpoint.tensors[name].dtype, torch.float32) for name in rule.sources]
+    widest = dtypes[0]
+    for dtype in dtypes:
+        if dtype not in _DTYPE_NAMES:
+            return torch.float32
+        widest = torch.promote_types(widest, dtype)
+    return widest
+
+
+def _cast(name: str, tensor: Tensor, dtype: torch.dtype) -> Tensor:
+    if tensor.dtype == dtype:
+        return tensor
+    cast = tensor.to(dtype)
+    if torch.isinf(cast).sum() > torch.isinf(tensor).sum():
+        raise CheckpointError(f"'{name}' holds numbers beyond the range of {_DTYPE_NAMES[dtype]}; choose bf16 or fp32")
+    return cast
+
+
+@contextmanager
+def _tokenizer_files(source: ModelSource) -> Iterator[Path]:
+    """A folder with the tokenizer's files: the checkpoint's own, or one made from a GGUF file's metadata."""
+    if source.checkpoint.format != "gguf":
+        yield source.path if source.path.is_dir() else source.path.parent
+        return
+    with tempfile.TemporaryDirectory() as folder:
+        write_tokenizer(read_gguf(source.checkpoint.metadata, origin=str(source.path)), source, Path(folder))
+        yield Path(folder)
+
+
+def write_tokenizer(tokenizer: Source, model: ModelSource, folder: Path) -> None:
+    """The tokenizer of GGUF metadata as tokenizer.json, its config, the chat template and generation_config.json."""
+    backend = tokenizer.backend
+    opening = {i: backend.id_to_token(i) for i in tokenizer.prefix_ids}
+    if opening:
+        backend.post_processor = processors.TemplateProcessing(
+            single=[*opening.values(), "$A"],
+            pair=[*opening.values(), "$A", "$B"],
+            special_tokens=[(token, i) for i, token in opening.items()],
+        )
+    backend.save(str(folder / "tokenizer.json"))
+    ends = sorted(tokenizer.eos_ids)
+    named = {
+        "bos_token": tokenizer.bos_id,
+        "eos_token": next(iter(model.config.eos_ids), None),
+        "pad_token": tokenizer.pad_id,
+    }
+    settings: dict[str, Any] = {key: backend.id_to_token(i) for key, i in named.items() if i is not None}
+    settings |= {"tokenizer_class": "PreTrainedTokenizerFast", "clean_up_tokenization_spaces": False}
+    settings |= {"model_max_length": model.config.max_positions}
+    generation = {"bos_token_id": tokenizer.bos_id, "eos_token_id": ends, "pad_token_id": tokenizer.pad_id}
+    _write_json(folder / "tokenizer_config.json", settings)
+    _write_json(
+        folder / "generation_config.json", {key: value for key, value in generation.items() if value not in (None, [])}
+    )
+    if tokenizer.chat_template is not None:
+        (folder / "chat_template.jinja").write_text(tokenizer.chat_template, encoding="utf-8")
+
+
+def _write_json(path: Path, values: Mapping[str, Any]) -> None:
+    path.write_text(json.dumps(values, indent=2) + "\n", encoding="utf-8")
