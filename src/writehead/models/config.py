@@ -7,17 +7,25 @@ is neither read nor known to be harmless is an error, because a silently dropped
 from __future__ import annotations
 
 import difflib
+import math
 from collections.abc import Collection, Mapping
 from dataclasses import dataclass
+from reprlib import repr as short
 from typing import Any, Literal, TypeVar, overload
 
 from writehead.errors import ConfigError
+
+MAX_SIZE = 1 << 28
+"""No dimension is larger: the bytes of a product of two fit 64 bits, and a hostile config fails here."""
+
+MAX_LAYERS = 10_000
 
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 ACTIVATIONS: dict[str, Activation] = {
     "gelu": "gelu",
     "gelu_python": "gelu",
+    "gelu_python_tanh": "gelu_tanh",
     "gelu_new": "gelu_tanh",
     "gelu_fast": "gelu_tanh",
     "gelu_pytorch_tanh": "gelu_tanh",
@@ -37,7 +45,7 @@ class RopeConfig:
     theta: float = 10000.0
     scaling: Literal["default", "linear", "dynamic", "llama3", "yarn"] = "default"
     factor: float = 1.0
-    original_max_positions: int | None = None
+    original_max_positions: int
     low_freq_factor: float = 1.0
     high_freq_factor: float = 4.0
     beta_fast: float = 32.0
@@ -46,6 +54,17 @@ class RopeConfig:
     mscale_all_dim: float | None = None
     attention_factor: float | None = None
     truncate: bool = True
+
+    def __post_init__(self) -> None:
+        if self.dim < 2 or self.dim % 2:
+            raise ConfigError(f"config: {self.dim} values of each head are rotated; expected an even, positive number")
+        if self.theta <= 1:
+            raise ConfigError(f"config: rope_theta is {self.theta}; expected a number above 1")
+        for name in ("factor", "original_max_positions", "low_freq_factor", "beta_fast", "beta_slow"):
+            if getattr(self, name) < 1e-6:
+                raise ConfigError(f"config: the rope scaling's {name} is {getattr(self, name)}; it must be positive")
+        if self.high_freq_factor <= self.low_freq_factor:
+            raise ConfigError("config: the rope scaling's high_freq_factor must be above its low_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -79,7 +98,6 @@ class ModelConfig:
     qkv_bias: bool = True
     attn_out_bias: bool = True
     mlp_bias: bool = True
-    lm_head_bias: bool = False
     tie_embeddings: bool = True
 
     residual: Literal["sequential", "parallel"] = "sequential"
@@ -104,11 +122,11 @@ class ModelConfig:
     eos_ids: tuple[int, ...] = ()
 
     def __post_init__(self) -> None:
-        sizes = ("vocab_size", "hidden_size", "num_layers", "num_heads", "num_kv_heads", "head_dim", "max_positions")
-        for name in sizes:
-            if getattr(self, name) < 1:
-                raise ConfigError(f"config: {name} is {getattr(self, name)}; expected a positive number")
-        if self.num_heads % self.num_kv_heads:
+        if self.num_layers > MAX_LAYERS or self.num_heads * self.head_dim > MAX_SIZE:
+            raise ConfigError(
+                f"config: {self.num_layers} layers of {self.num_heads} heads of {self.head_dim} are beyond any model"
+            )
+        if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
             raise ConfigError(
                 f"config: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly"
             )
@@ -117,6 +135,17 @@ class ModelConfig:
         if self.windowed_layers is not None and len(self.windowed_layers) != self.num_layers:
             raise ConfigError(
                 f"config: layer_types names {len(self.windowed_layers)} layers, but num_layers is {self.num_layers}"
+            )
+        if (self.sliding_window is not None and self.sliding_window < 1) or (
+            self.sliding_window is None and any(self.windowed_layers or ())
+        ):
+            raise ConfigError(
+                f"config: layers use a sliding window, and sliding_window is {self.sliding_window}; "
+                "expected a positive number"
+            )
+        if self.attention_scale <= 0 or self.logits_divisor <= 0 or self.norm_eps < 0:
+            raise ConfigError(
+                "config: the attention scale, the logits' divisor and the norm's epsilon must be positive"
             )
 
     @property
@@ -173,7 +202,12 @@ class ConfigReader:
     def __init__(self, values: Mapping[str, Any], *, source: str = "config.json", accept: Collection[str] = ()) -> None:
         self.values = dict(values)
         self.source = source
-        self._accounted = set(HARMLESS) | set(accept)
+        self.accept = frozenset(accept)
+        self._accounted = set(HARMLESS | self.accept)
+
+    def defaults(self, **values: Any) -> None:
+        """What keys mean that are absent: the defaults of the family's config class. A key that is null stays null."""
+        self.values = {**values, **self.values}
 
     def has(self, key: str) -> bool:
         """Whether the key is present and not null; does not account for it."""
@@ -187,7 +221,7 @@ class ConfigReader:
     def get(self, key: str, kind: type[T], default: T) -> T: ...
 
     def get(self, key: str, kind: type[T], default: Any = ...) -> T | None:
-        """Read one key; null counts as absent. Raises ConfigError if it is missing (no default) or of another type."""
+        """Read one key; null gives the default. Raises ConfigError if it has none, or if the value has another type."""
         self._accounted.add(key)
         value = self.values.get(key)
         if value is None:
@@ -195,26 +229,33 @@ class ConfigReader:
                 raise ConfigError(f"{self.source}: the key '{key}' is missing; it is needed to build the model")
             return default  # type: ignore[no-any-return]  # the overloads type it
         if kind is float and isinstance(value, int) and not isinstance(value, bool):
-            value = float(value)
-        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
-            raise ConfigError(f"{self.source}: '{key}' is {value!r}; expected {_KIND_NAMES.get(kind, kind.__name__)}")
+            value = float(value) if abs(value) < 1 << 64 else math.inf
+        misread = kind is int and isinstance(value, bool)
+        if not isinstance(value, kind) or misread or (isinstance(value, float) and not math.isfinite(value)):
+            raise ConfigError(f"{self.source}: '{key}' is {short(value)}; expected {_KIND_NAMES[kind]}")
         return value
 
-    def activation(self, key: str, default: str) -> Activation:
+    def size(self, key: str, default: int | None = None) -> int:
+        """Read a number of things: at least 1, and small enough to be one."""
+        value = self.get(key, int) if default is None else self.get(key, int, default)
+        if not 1 <= value <= MAX_SIZE:
+            raise ConfigError(f"{self.source}: '{key}' is {value}; expected a number from 1 to {MAX_SIZE}")
+        return value
+
+    def activation(self, key: str) -> Activation:
         """Read an activation by Hugging Face's name for it."""
-        name = self.get(key, str, default)
+        name = self.get(key, str)
         if name not in ACTIVATIONS:
             raise ConfigError(f"{self.source}: '{key}' is '{name}'; known activations are {', '.join(ACTIVATIONS)}")
         return ACTIVATIONS[name]
 
-    def require(self, key: str, *allowed: Any, default: Any) -> None:
-        """Account for a key of which only some values are supported; anything else is refused by name."""
+    def require(self, key: str, *allowed: Any) -> None:
+        """Account for a key of which only some values, absent or null among them, are supported; refuse any other."""
         self._accounted.add(key)
         value = self.values.get(key)
-        value = default if value is None else value
-        if value not in allowed:
+        if value is not None and value not in allowed:
             raise ConfigError(
-                f"{self.source}: '{key}' is {value!r}; writehead supports {' or '.join(repr(a) for a in allowed)}"
+                f"{self.source}: '{key}' is {short(value)}; writehead supports {' or '.join(repr(a) for a in allowed)}"
             )
 
     def ids(self, key: str) -> tuple[int, ...]:
@@ -223,7 +264,7 @@ class ConfigReader:
         value = self.values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
         if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
-            raise ConfigError(f"{self.source}: '{key}' is {value!r}; expected a token id or a list of them")
+            raise ConfigError(f"{self.source}: '{key}' is {short(value)}; expected a token id or a list of them")
         return tuple(i for i in ids if i >= 0)
 
     def harmless(self, *keys: str) -> None:

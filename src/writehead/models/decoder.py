@@ -2,7 +2,7 @@
 
 Names of the parameters (the `target` side of every weight rule):
 
-    embed.weight [V, M]   positions.weight [P, M] (learned)   norm.{weight,bias}   lm_head.{weight,bias} (if not tied)
+    embed.weight [V, M]   positions.weight [P, M] (learned)   norm.{weight,bias}   lm_head.weight (if not tied)
     layers.{i}.attn_norm.*   layers.{i}.attn.qkv.* (rows q | k | v)   layers.{i}.attn.{q_norm,k_norm}.weight
     layers.{i}.attn.out.*    layers.{i}.mlp_norm.*    layers.{i}.mlp.up.* (rows gate | up)    layers.{i}.mlp.down.*
 """
@@ -127,7 +127,7 @@ class Decoder(nn.Module):
         self.norm = make_norm(config, config.hidden_size, kernels)
         self.lm_head = None
         if not config.tie_embeddings:
-            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=config.lm_head_bias, kernels=kernels)
+            self.lm_head = Linear(config.hidden_size, config.vocab_size, bias=False, kernels=kernels)
         self._rope = inverse_frequencies(config.rope) if config.rope is not None else None
 
     def forward(self, token_ids: Tensor) -> Tensor:

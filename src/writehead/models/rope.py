@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Literal, cast
 
 import torch
 from torch import Tensor
@@ -11,54 +11,56 @@ from torch import Tensor
 from writehead.errors import ConfigError
 from writehead.models.config import ConfigReader, RopeConfig
 
-_SCALINGS = ("default", "linear", "dynamic", "llama3", "yarn")
-_KEYS = {
-    "factor": "factor",
-    "original_max_position_embeddings": "original_max_positions",
-    "low_freq_factor": "low_freq_factor",
-    "high_freq_factor": "high_freq_factor",
-    "beta_fast": "beta_fast",
-    "beta_slow": "beta_slow",
-    "mscale": "mscale",
-    "mscale_all_dim": "mscale_all_dim",
-    "attention_factor": "attention_factor",
-    "truncate": "truncate",
+_NEEDS: dict[str, tuple[str, ...]] = {
+    "default": (),
+    "linear": ("factor",),
+    "dynamic": ("factor",),
+    "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "yarn": (),
 }
+"""The scaling types, and the keys without which they mean nothing."""
 
 
 def read_rope(
-    config: ConfigReader, head_dim: int, *, theta: float = 10000.0, max_positions: int, fraction: float = 1.0,
-    theta_key: str = "rope_theta",
+    config: ConfigReader, head_dim: int, *, max_positions: int, theta: float = 10000.0, fraction: float = 1.0,
+    partial: bool = False,
 ) -> RopeConfig:  # fmt: skip
     """Read `rope_theta` and `rope_scaling` (transformers 4) or `rope_parameters` (transformers 5).
 
-    `fraction` is the default share of each head that is rotated; `partial_rotary_factor` overrides it.
+    `theta` and `fraction`, the share of each head that is rotated, hold where the rope parameters do not say otherwise.
+    Only a `partial` family may rotate less than the whole head. Raises ConfigError for an unknown type or key.
     """
-    new = config.get("rope_parameters", dict, {})
-    old = config.get("rope_scaling", dict, {})
-    given: dict[str, Any] = {**old, **new}
-    kind = given.pop("rope_type", given.pop("type", "default"))
-    given.pop("type", None)
-    if kind not in _SCALINGS:
-        raise ConfigError(
-            f"{config.source}: rope scaling type '{kind}' is not supported; supported are {', '.join(_SCALINGS)}"
-        )
-    theta = float(given.pop("rope_theta", config.get(theta_key, float, theta)))
-    fraction = float(given.pop("partial_rotary_factor", config.get("partial_rotary_factor", float, fraction)))
-    unknown = sorted(set(given) - set(_KEYS))
-    if unknown:
-        raise ConfigError(f"{config.source}: rope scaling has an unknown key '{unknown[0]}'")
-    for key, value in given.items():
-        if value is not None and not isinstance(value, int | float):
-            raise ConfigError(f"{config.source}: rope scaling key '{key}' is {value!r}; expected a number")
-    values = {_KEYS[k]: v for k, v in given.items() if v is not None}
-    if kind in ("linear", "llama3") and "factor" not in values:
-        raise ConfigError(f"{config.source}: rope scaling '{kind}' needs a 'factor'")
-    trained = config.get("original_max_position_embeddings", int, max_positions)
-    trained = int(values.setdefault("original_max_positions", trained))
-    if kind == "yarn":
-        values.setdefault("factor", max_positions / trained)
-    return RopeConfig(dim=int(head_dim * fraction), theta=theta, scaling=kind, **values)
+    new, old = config.get("rope_parameters", dict, {}), config.get("rope_scaling", dict, {})
+    given = ConfigReader(old or new, source=f"{config.source}: rope scaling", accept=config.accept)
+    kind = given.get("type", str, "default")
+    kind = given.get("rope_type", str, kind)
+    if kind not in _NEEDS:
+        raise ConfigError(f"{config.source}: rope scaling '{kind}' is not supported; supported are {', '.join(_NEEDS)}")
+    for key in _NEEDS[kind]:
+        given.get(key, float)
+    theta = given.get("rope_theta", float, config.get("rope_theta", float, theta))
+    fraction = given.get("partial_rotary_factor", float, config.get("partial_rotary_factor", float, fraction))
+    if not (0 < fraction <= 1 if partial else fraction == 1):
+        raise ConfigError(f"{config.source}: 'partial_rotary_factor' is {fraction}; expected {'0 to ' * partial}1.0")
+    trained = given.size("original_max_position_embeddings", max_positions)
+    trained = config.size("original_max_position_embeddings", trained)  # transformers lets the outer key win
+    rope = RopeConfig(
+        dim=int(head_dim * fraction),
+        theta=theta,
+        scaling=cast(Literal["default", "linear", "dynamic", "llama3", "yarn"], kind),
+        factor=given.get("factor", float, max_positions / trained),
+        original_max_positions=trained,
+        low_freq_factor=given.get("low_freq_factor", float, 1.0),
+        high_freq_factor=given.get("high_freq_factor", float, 4.0),
+        beta_fast=given.get("beta_fast", float, 32.0),
+        beta_slow=given.get("beta_slow", float, 1.0),
+        mscale=given.get("mscale", float, None),
+        mscale_all_dim=given.get("mscale_all_dim", float, None),
+        attention_factor=given.get("attention_factor", float, None),
+        truncate=given.get("truncate", bool, True),
+    )
+    given.finish()
+    return rope
 
 
 def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
@@ -68,20 +70,20 @@ def inverse_frequencies(rope: RopeConfig) -> tuple[Tensor, float]:
     default up to the trained length, and longer inputs are refused (its angles would depend on the whole batch).
     """
     exponents = torch.arange(0, rope.dim, 2, dtype=torch.int64, device="cpu").float() / rope.dim
-    base = 1.0 / (rope.theta**exponents)
+    powers: Tensor = rope.theta**exponents
+    base = 1.0 / powers
     match rope.scaling:
         case "linear":
             return base / rope.factor, 1.0
         case "llama3":
             return _llama3(base, rope), 1.0
         case "yarn":
-            return _yarn(base, rope)
+            return _yarn(powers, rope), _yarn_factor(rope)
         case _:
             return base, 1.0
 
 
 def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
-    assert rope.original_max_positions is not None
     wavelength = 2 * math.pi / base
     low = rope.original_max_positions / rope.low_freq_factor
     high = rope.original_max_positions / rope.high_freq_factor
@@ -92,8 +94,7 @@ def _llama3(base: Tensor, rope: RopeConfig) -> Tensor:
     return torch.where(wavelength > low, base / rope.factor, torch.where(wavelength < high, base, blended))
 
 
-def _yarn(base: Tensor, rope: RopeConfig) -> tuple[Tensor, float]:
-    assert rope.original_max_positions is not None
+def _yarn(powers: Tensor, rope: RopeConfig) -> Tensor:
     trained = rope.original_max_positions
 
     def correction_dim(rotations: float) -> float:
@@ -103,11 +104,11 @@ def _yarn(base: Tensor, rope: RopeConfig) -> tuple[Tensor, float]:
     if rope.truncate:
         low, high = math.floor(low), math.ceil(high)
     low, high = max(low, 0), min(high, rope.dim - 1)
-    span = high - low if high != low else 0.001
-    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32, device="cpu") - low) / span).clamp(0, 1)
-    extrapolation = 1 - ramp
-    frequencies = base / rope.factor * (1 - extrapolation) + base * extrapolation
-    return frequencies, _yarn_factor(rope)
+    if low == high:
+        high += 0.001
+    ramp = ((torch.arange(rope.dim // 2, dtype=torch.float32, device="cpu") - low) / (high - low)).clamp(0, 1)
+    kept = 1 - ramp
+    return 1.0 / (rope.factor * powers) * (1 - kept) + 1.0 / powers * kept
 
 
 def _yarn_factor(rope: RopeConfig) -> float:

@@ -6,12 +6,27 @@ from collections.abc import Mapping
 from typing import Any
 
 from writehead.errors import ConfigError
-from writehead.models.families import gpt_bigcode
+from writehead.models.families import (
+    falcon,
+    gemma,
+    gpt2,
+    gpt_bigcode,
+    gpt_neox,
+    granite,
+    llama,
+    mistral,
+    qwen2,
+    qwen3,
+    santacoder,
+    starcoder2,
+)
 from writehead.models.families.base import Family
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
-FAMILIES: dict[str, Family] = {f.name: f for f in (gpt_bigcode.FAMILY,)}
+_MODULES = (gpt_bigcode, gpt2, santacoder, starcoder2, llama, mistral, qwen2, qwen3, granite, gemma, falcon, gpt_neox)
+
+FAMILIES: dict[str, Family] = {m.FAMILY.name: m.FAMILY for m in _MODULES}
 
 
 def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Family:
