@@ -92,12 +92,15 @@ def resolve(
     offline: never use the network (None: as huggingface_hub is configured). endpoint: another Hub server.
     Raises ModelNotFoundError with what to do.
     """
-    path = Path(model).expanduser()
-    if path.exists():
+    path = _local(model)
+    if path is not None:
         return path
+    path = Path(model)
     match = _HUB_ID.fullmatch(model)
     if match is None or _PATH_LIKE.fullmatch(model.partition(":")[0]):
-        raise ModelNotFoundError(f"{model}: there is no such file or directory{_suggest(path)}{_hub_hint(model)}")
+        raise ModelNotFoundError(
+            f"{listing([model])}: there is no such file or directory{_suggest(path)}{_hub_hint(model)}"
+        )
     request = _Request(match["repo"], revision or match["revision"], match["file"], cache_dir, progress, endpoint)
     cached = _from_cache(request)
     if cached is not None:
@@ -112,6 +115,15 @@ def resolve(
         raise
     except Exception as error:  # huggingface_hub's transport errors have no common base across its versions
         raise ModelNotFoundError(_explain(request, error) + _suggest(path)) from error
+
+
+def _local(model: str) -> Path | None:
+    """The existing path that `model` names; a text that cannot be a path at all is none."""
+    try:
+        path = Path(model).expanduser()
+        return path if model and path.exists() else None
+    except (OSError, RuntimeError, ValueError):  # too long, an unknown ~user, a zero byte
+        return None
 
 
 def _suggest(path: Path) -> str:
