@@ -2,10 +2,11 @@
 
 from __future__ import annotations
 
-import itertools
 import os
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections import deque
+from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -13,15 +14,13 @@ from writehead import kernels as kernel_backends
 from writehead.build import build, choose_dtype, load_tokenizer, open_source
 from writehead.cache import KVCache
 from writehead.engine.engine import Engine, Event
-from writehead.engine.outputs import RequestOutput, make_output
+from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
+from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
-from writehead.errors import PromptError, UsageError
+from writehead.errors import UsageError
 from writehead.models.decoder import Decoder
-from writehead.text import detect_fim, encode_chat, fim_prompt, stop_ids
-
-Prompt = str | Seq[int] | Mapping[str, Any]
-"""Text, token ids, or a mapping: `prompt` with an optional `suffix` (fill in the middle), or `prompt_token_ids`."""
+from writehead.text import detect_fim, encode_chat, stop_ids
 
 Message = Mapping[str, Any]
 
@@ -39,12 +38,12 @@ def load(
 
 
 class LLM:
-    """A model, its tokenizer and an engine, for offline use.
+    """A model, its tokenizer and an engine, for offline use from one thread.
 
     `model` is a directory or file of a checkpoint, a Hub id (`org/name`, `org/name@revision`), or None for the model
     in the box. `weights` is auto, fp32, bf16 or fp16. `max_model_len` bounds prompt and completion together (default:
-    the model's positions), `max_num_seqs` the sequences that run at once, and `max_step_tokens` the tokens of one
-    forward pass, so that a long prompt is read in chunks.
+    the model's positions), `max_num_seqs` the sequences that run at once (fewer if their cache would take more than
+    half of the memory), and `max_step_tokens` the tokens of one forward pass, so that a long prompt is read in chunks.
     """
 
     def __init__(
@@ -59,8 +58,12 @@ class LLM:
         accept_config_keys: Collection[str] = (),
     ) -> None:
         _positive("max_num_seqs", max_num_seqs)
+        _positive("max_step_tokens", max_step_tokens)
         if max_step_tokens < max_num_seqs:
-            raise UsageError(f"max_step_tokens is {max_step_tokens}; it must be at least max_num_seqs, {max_num_seqs}")
+            raise UsageError(
+                f"max_step_tokens is {max_step_tokens}, less than max_num_seqs, {max_num_seqs}; a step advances every "
+                "sequence by at least one token, so raise the first or lower the second"
+            )
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
         self.max_model_len = _model_length(max_model_len, source.config.max_positions)
@@ -78,156 +81,115 @@ class LLM:
         )
         decoder = build(source, dtype=dtype, kernels=kernel_backends.load(kernels))
         self.engine = Engine(decoder, self.tokenizer, cache, max_step_tokens=max_step_tokens)
-        self._stop_ids = stop_ids(self.tokenizer, self.fim) | frozenset(source.config.eos_ids)
-        self._request_ids = itertools.count()
+        self._intake = Intake(
+            self.tokenizer,
+            self.fim,
+            max_length=self.max_model_len,
+            vocab_size=source.config.vocab_size,
+            num_sampleable=self.engine.num_sampleable,
+            stop_ids=stop_ids(self.tokenizer, self.fim) | frozenset(source.config.eos_ids),
+        )
+        self._events: dict[int, deque[Event]] = {}
+        """What came out for each open request and was not handed over yet: whoever drives the engine fills them all."""
 
     def generate(
         self,
-        prompts: Prompt | Seq[Prompt],
-        sampling_params: SamplingParams | Seq[SamplingParams] | None = None,
+        prompts: Prompt | Iterable[Prompt],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
         *,
+        use_tqdm: bool = False,
         on_event: Callable[[Event], None] | None = None,
     ) -> list[RequestOutput]:
-        """One output a prompt, in order. All prompts are checked before any is run; `on_event` sees each token as it comes."""
-        listed = _as_list(prompts)
-        params = _as_params(sampling_params, len(listed))
-        requests = [self._request(p, q, f"prompt {i}") for i, (p, q) in enumerate(zip(listed, params, strict=True))]
-        sequences = [self.engine.add(request) for request in requests]
-        try:
-            self._drain(on_event)
-        finally:
-            self._cancel(itertools.chain.from_iterable(sequences))
-        return [make_output(_prompt_text(p), s, self._echo_text(s[0])) for p, s in zip(listed, sequences, strict=True)]
+        """One output a prompt, in order; all are checked before any is run.
 
-    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Iterator[Event]:
-        """The events of one prompt as they come; their texts join to the completion. Closing the iterator cancels."""
-        request = self._request(prompt, sampling_params or SamplingParams(), "the prompt")
-        sequences = self.engine.add(request)
-        try:
-            while any(s.finish_reason is None for s in sequences):
-                yield from (event for event in self.engine.step() if event.request_id == request.id)
-        finally:
-            self._cancel(sequences)
+        `use_tqdm` (vLLM's name) shows a progress bar on stderr. `on_event` sees each token as it comes; what it raises
+        ends the call, and the requests with it.
+        """
+        listed = as_prompts(prompts)
+        params = as_params(sampling_params, len(listed))
+        requests = [
+            self._intake.request(p, q, where=f"prompt {i}") for i, (p, q) in enumerate(zip(listed, params, strict=True))
+        ]
+        ended: dict[tuple[int, int], Sequence] = {}
+        total = sum(request.params.n for request in requests)
+        with closing(self._run(requests)) as events, _progress(total, show=use_tqdm) as advance:
+            for event in events:
+                if on_event is not None:
+                    on_event(event)
+                if event.finish_reason is not None:
+                    ended[event.request_id, event.index] = event.sequence
+                    advance()
+        return [
+            make_output(prompt_text(p), [ended[r.id, i] for i in range(r.params.n)], echo_text(r, self.tokenizer))
+            for p, r in zip(listed, requests, strict=True)
+        ]
+
+    def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Event]:
+        """The events of one prompt as they come; their texts join to the completion.
+
+        Closing the iterator, or dropping it, cancels. Any number may be open at once, and `generate` between them.
+        """
+        (params,) = as_params(sampling_params, 1)
+        return self._run([self._intake.request(prompt, params, where="the prompt")])
 
     def chat(
-        self, messages: Seq[Message] | Seq[Seq[Message]], sampling_params: SamplingParams | None = None
+        self,
+        messages: Seq[Message] | Seq[Seq[Message]],
+        sampling_params: SamplingParams | Iterable[SamplingParams] | None = None,
+        *,
+        use_tqdm: bool = False,
     ) -> list[RequestOutput]:
         """Answer a conversation, or each of several, through the checkpoint's own chat template."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = messages if several else [messages]
         ids = [self.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate([{"prompt_token_ids": i} for i in ids], sampling_params)
+        return self.generate([{"prompt_token_ids": i} for i in ids], sampling_params, use_tqdm=use_tqdm)
 
     def encode_chat(self, messages: Seq[Message]) -> list[int]:
         """The token ids of a conversation, ready for the assistant's answer."""
         return encode_chat(self.tokenizer, messages)
 
-    def _drain(self, on_event: Callable[[Event], None] | None) -> None:
-        while True:
-            events = self.engine.step()
-            if on_event is not None:
-                for event in events:
-                    on_event(event)
-            scheduler = self.engine.scheduler
-            if not scheduler.running and not scheduler.waiting:
-                return
-
-    def _cancel(self, sequences: Iterator[Sequence] | Seq[Sequence]) -> None:
-        for sequence in sequences:
-            self.engine.cancel(sequence)
-
-    def _request(self, prompt: Prompt, params: SamplingParams, where: str) -> Request:
-        ids = self._encode(prompt, params, where)
-        room = 0 if params.max_tokens == 0 else 1
-        if not ids:
-            raise PromptError(f"{where} is empty; give at least one token")
-        if len(ids) + room > self.max_model_len:
-            raise PromptError(
-                f"{where} has {len(ids)} tokens; the model's limit is {self.max_model_len} for prompt and completion "
-                f"together, so at most {self.max_model_len - room} fit: shorten it"
-            )
-        bad = [i for i in ids if not 0 <= i < self.config.vocab_size]
-        if bad:
-            raise PromptError(
-                f"{where} has the token id {bad[0]}; the vocabulary has 0 to {self.config.vocab_size - 1}"
-            )
-        self._check_ids(params)
-        own = frozenset() if params.ignore_eos else self._stop_ids
-        return Request(
-            id=next(self._request_ids),
-            prompt_ids=tuple(ids),
-            params=params,
-            max_length=self.max_model_len,
-            stop_ids=own | frozenset(params.stop_token_ids or ()),
-        )
-
-    def _check_ids(self, params: SamplingParams) -> None:
-        for name, ids in (("logit_bias", params.logit_bias or {}), ("stop_token_ids", params.stop_token_ids or ())):
-            for token in ids:
-                if token >= self.engine.num_sampleable:
-                    raise UsageError(
-                        f"{name} has the token id {token}; the vocabulary has {self.engine.num_sampleable}"
-                    )
-
-    def _encode(self, prompt: Prompt, params: SamplingParams, where: str) -> list[int]:
-        if isinstance(prompt, str):
-            return self.tokenizer.encode(prompt)
-        if not isinstance(prompt, Mapping):
-            return _as_ids(prompt, where)
-        unknown = sorted(set(prompt) - {"prompt", "suffix", "prompt_token_ids"})
-        if unknown or ("prompt" in prompt) == ("prompt_token_ids" in prompt):
-            raise PromptError(
-                f"{where} is a mapping; it takes 'prompt' with an optional 'suffix', or 'prompt_token_ids'"
-            )
-        if "prompt_token_ids" in prompt:
-            return _as_ids(prompt["prompt_token_ids"], where)
-        prefix, suffix = prompt["prompt"], prompt.get("suffix")
-        if not isinstance(prefix, str) or not isinstance(suffix, str | None):
-            raise PromptError(f"{where}: 'prompt' and 'suffix' must be text")
-        if suffix is None:
-            return self.tokenizer.encode(prefix)
-        if self.fim is None:
-            raise PromptError(f"{where} has a suffix, but the model's vocabulary has no fill-in-the-middle tokens")
-        room = self.max_model_len - (params.max_tokens if params.max_tokens is not None else 1)
-        return fim_prompt(self.tokenizer, self.fim, prefix, suffix, max_tokens=max(room, self.max_model_len // 2))
-
-    def _echo_text(self, sequence: Sequence) -> str:
-        if not sequence.request.params.echo:
-            return ""
-        return self.tokenizer.decode(list(sequence.request.prompt_ids), skip_special=True)
+    def _run(self, requests: list[Request]) -> Generator[Event]:
+        """Drive the engine until these requests have ended, handing over their events; on exit, cancel the rest."""
+        mine: deque[Event] = deque()
+        sequences: list[Sequence] = []
+        try:
+            for request in requests:
+                self._events[request.id] = mine
+                sequences += self.engine.add(request)
+            unfinished = deque(sequences)
+            while True:
+                while mine:
+                    yield mine.popleft()
+                while unfinished and unfinished[0].finish_reason is not None:
+                    unfinished.popleft()
+                if not unfinished:
+                    return
+                for event in self.engine.step():
+                    self._events[event.request_id].append(event)
+        finally:
+            for sequence in sequences:
+                self.engine.cancel(sequence)
+            for request in requests:
+                self._events.pop(request.id, None)
 
 
-def _as_list(prompts: Prompt | Seq[Prompt]) -> list[Prompt]:
-    if isinstance(prompts, str | Mapping):
-        return [prompts]
-    listed = list(prompts)
-    if listed and all(isinstance(p, int) for p in listed):
-        return [listed]  # type: ignore[list-item]
-    return listed  # type: ignore[return-value]
+@contextmanager
+def _progress(total: int, *, show: bool) -> Iterator[Callable[[], None]]:
+    """A progress bar on stderr, or none -> what to call when one of `total` completions has ended."""
+    if not show:
+        yield lambda: None
+        return
+    from rich.console import Console
+    from rich.progress import MofNCompleteColumn, Progress
+
+    with Progress(*Progress.get_default_columns(), MofNCompleteColumn(), console=Console(stderr=True)) as bar:
+        task = bar.add_task("completions", total=total)
+        yield lambda: bar.advance(task)
 
 
-def _as_params(params: SamplingParams | Seq[SamplingParams] | None, count: int) -> list[SamplingParams]:
-    if params is None or isinstance(params, SamplingParams):
-        return [params or SamplingParams()] * count
-    if len(params) != count:
-        raise UsageError(f"sampling_params has {len(params)} entries for {count} prompts; give one, or one for each")
-    return list(params)
-
-
-def _as_ids(value: Any, where: str) -> list[int]:
-    if isinstance(value, Seq) and all(isinstance(i, int) and not isinstance(i, bool) for i in value):
-        return list(value)
-    raise PromptError(f"{where} is neither text nor a list of token ids")
-
-
-def _prompt_text(prompt: Prompt) -> str | None:
-    if isinstance(prompt, Mapping):
-        prompt = prompt.get("prompt", ())
-    return prompt if isinstance(prompt, str) else None
-
-
-def _positive(name: str, value: int) -> None:
-    if not isinstance(value, int) or value < 1:
+def _positive(name: str, value: object) -> None:
+    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
         raise UsageError(f"{name} is {value!r}; expected a whole number from 1")
 
 
@@ -236,7 +198,7 @@ def _model_length(wanted: int | None, limit: int) -> int:
         return limit
     _positive("max_model_len", wanted)
     if wanted > limit:
-        raise UsageError(f"max_model_len is {wanted}, but the model has only {limit} positions")
+        raise UsageError(f"max_model_len is {wanted}, but the model has only {limit} positions; ask for at most that")
     return wanted
 
 

@@ -8,13 +8,16 @@ import torch
 from torch import Tensor
 
 from writehead.cache import KVCache
-from writehead.engine.batch import Batch, build_batch
+from writehead.engine.batch import build_batch
 from writehead.engine.request import Request
-from writehead.engine.sampler import logprobs_of, sample
+from writehead.engine.sampler import sample
 from writehead.engine.scheduler import Scheduler, Step
+from writehead.engine.scores import score
 from writehead.engine.sequence import FinishReason, Logprobs, Sequence
 from writehead.models.decoder import Decoder
 from writehead.text import Tokenizer
+
+_SCORED_AT_ONCE = 256  # tokens of a prompt: a row of logits is as wide as the vocabulary
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -33,7 +36,10 @@ class Event:
 
 
 class Engine:
-    """Runs sequences through a decoder. It owns the cache and the scheduler, does no I/O and starts no thread."""
+    """Runs sequences through a decoder. It owns the cache and the scheduler, does no I/O and starts no thread.
+
+    A step that is interrupted leaves every sequence as it was or with its next token: it can be run again.
+    """
 
     def __init__(self, decoder: Decoder, tokenizer: Tokenizer, cache: KVCache, *, max_step_tokens: int) -> None:
         self.decoder, self.tokenizer, self.cache = decoder, tokenizer, cache
@@ -55,70 +61,62 @@ class Engine:
         if step is None:
             return []
         batch = build_batch(step, self.cache)
-        logits = self._forward(batch)
-        self._record_prompts(step, batch, logits)
-        done = [(i, grant.sequence) for i, grant in enumerate(step.grants) if grant.completes]
-        rows = logits[[batch.spans[i][1] - 1 for i, _ in done]]
+        hidden = self.decoder.hidden(batch.token_ids, batch.positions, batch.view)
+        self._score_prompts(step, hidden)
+        logits = self._logits(hidden[batch.ends])
+        ready = [grant.sequence for grant in step.grants if grant.completes]
+        tokens = sample(logits[:, : self.num_sampleable], ready)
+        logprobs = self._score(logits, tokens, ready)
         for grant in step.grants:
-            grant.sequence.num_computed += grant.num_new
-        tokens = sample(rows, [sequence for _, sequence in done])
-        return [self._commit(s, token, row) for (_, s), token, row in zip(done, tokens, rows, strict=True)]
+            if not grant.completes:
+                grant.sequence.num_computed += grant.num_new
+        return [_commit(*choice) for choice in zip(ready, tokens, logprobs, strict=True)]
 
     def cancel(self, sequence: Sequence) -> None:
-        """Drop a sequence now; its row is free before the next step. No event follows."""
+        """End a sequence, unless it has ended. No event follows, and its row is free in the next step."""
         if sequence.finish_reason is None:
             sequence.finish_reason = "abort"
-            self.scheduler.remove(sequence)
 
-    def _forward(self, batch: Batch) -> Tensor:
-        """fp32 logits of the wanted tokens, [len(logits_at), num_sampleable]."""
-        hidden = self.decoder.hidden(batch.token_ids, batch.positions, batch.view)
-        return self.decoder.logits(hidden[batch.logits_at])[:, : self.num_sampleable].float()
+    def _logits(self, hidden: Tensor) -> Tensor:
+        """fp32 [N, V]."""
+        return self.decoder.logits(hidden).float()
 
-    def _record_prompts(self, step: Step, batch: Batch, logits: Tensor) -> None:
-        for grant, (first, last) in zip(step.grants, batch.spans, strict=True):
-            sequence, num_top = grant.sequence, grant.sequence.request.params.prompt_logprobs
-            if num_top is None or sequence.num_output:
-                continue
-            if sequence.num_computed == 0:
-                sequence.prompt_logprobs.append(None)
-            targets = sequence.tokens[sequence.num_computed + 1 : sequence.num_computed + grant.num_new + 1]
-            for row, token in zip(logits[first:last], targets, strict=False):
-                sequence.prompt_logprobs.append(logprobs_of(row, token, num_top, self.tokenizer))
+    def _score_prompts(self, step: Step, hidden: Tensor) -> None:
+        """Log-probabilities of the prompt tokens that this step predicts. Writing them twice changes nothing."""
+        first = 0
+        for grant in step.grants:
+            sequence, start = grant.sequence, grant.sequence.num_computed
+            num_top = sequence.request.params.num_prompt_logprobs
+            if num_top is not None and sequence.index == 0 and start < sequence.num_prompt:
+                targets = sequence.tokens[start + 1 : min(start + grant.num_new + 1, sequence.num_prompt)]
+                scored = sequence.prompt_logprobs[: start + 1] or [None]
+                for at in range(0, len(targets), _SCORED_AT_ONCE):
+                    some = targets[at : at + _SCORED_AT_ONCE]
+                    logits = self._logits(hidden[first + at : first + at + len(some)])
+                    scored += score(logits, some, num_top, self.tokenizer)
+                sequence.prompt_logprobs = scored
+            first += grant.num_new
 
-    def _commit(self, sequence: Sequence, token: int, logits: Tensor) -> Event:
-        """Append a token, find out whether the sequence ends with it, and say what happened."""
-        params = sequence.request.params
-        if params.max_tokens == 0:
-            return self._finish(sequence, "length", "", None, None)
-        logprobs = None
-        if params.logprobs is not None:
-            logprobs = logprobs_of(logits, token, params.logprobs, self.tokenizer)
-            sequence.logprobs.append(logprobs)
-            sequence.cumulative_logprob += logprobs[token].logprob
-        sequence.tokens.append(token)
-        if token in sequence.request.stop_ids and sequence.num_output > params.min_tokens:
-            sequence.stop_reason = token if token in (params.stop_token_ids or ()) else None
-            text = sequence.stream.push(token) if params.include_stop_str_in_output else ""
-            return self._finish(sequence, "stop", text + sequence.stream.finish(), token, logprobs)
-        text = sequence.stream.push(token)
-        if sequence.stream.stopped is not None:
-            sequence.stop_reason = sequence.stream.stopped
-            return self._finish(sequence, "stop", text, token, logprobs)
-        full = params.max_tokens is not None and sequence.num_output >= params.max_tokens
-        if full or len(sequence.tokens) >= sequence.request.max_length:
-            return self._finish(sequence, "length", text + sequence.stream.finish(), token, logprobs)
-        return _event(sequence, text, token, logprobs)
-
-    def _finish(
-        self, sequence: Sequence, reason: FinishReason, text: str, token: int | None, logprobs: Logprobs | None
-    ) -> Event:
-        sequence.finish_reason = reason
-        self.scheduler.remove(sequence)
-        return _event(sequence, text, token, logprobs)
+    def _score(self, logits: Tensor, tokens: list[int | None], ready: list[Sequence]) -> list[Logprobs | None]:
+        """The log-probabilities of the chosen tokens, for the sequences that asked."""
+        found: list[Logprobs | None] = [None] * len(ready)
+        for i, (sequence, token) in enumerate(zip(ready, tokens, strict=True)):
+            num_top = sequence.request.params.logprobs
+            if num_top is not None and token is not None:
+                (found[i],) = score(logits[i : i + 1], [token], num_top, self.tokenizer)
+        return found
 
 
-def _event(sequence: Sequence, text: str, token: int | None, logprobs: Logprobs | None) -> Event:
+def _commit(sequence: Sequence, token: int | None, logprobs: Logprobs | None) -> Event:
+    """Give a sequence its next token, or its end, and say what happened."""
+    text = ""
+    if token is None:
+        sequence.finish_reason = "error"
+        sequence.stop_reason = "the model's logits leave no token to choose: they are NaN or infinite"
+    elif sequence.request.params.max_tokens == 0:
+        sequence.finish_reason, token, logprobs = "length", None, None
+    else:
+        text = sequence.append(token, logprobs)
     return Event(
         request_id=sequence.request.id,
         index=sequence.index,

@@ -1,102 +1,120 @@
 """From logits to tokens: what vLLM's sampling parameters mean, one pure function each.
 
-A token depends on its own row of logits, its own parameters and its own generator: never on the rest of the batch.
-The order is vLLM's: log-probabilities of the raw logits; logit bias, minimum length, penalties; temperature; min_p,
-top_k, top_p, typical_p; one draw.
+A token depends on its own row of logits, its own parameters and its own random numbers: never on the rest of the batch.
+The order is vLLM's: minimum length, logit bias, penalties; temperature; min_p, top_k, top_p, then typical_p; one draw.
 """
 
 from __future__ import annotations
+
+import math
 
 import torch
 from torch import Tensor
 
 from writehead.engine.request import SamplingParams
-from writehead.engine.sequence import Logprob, Logprobs, Sequence
-from writehead.text import Tokenizer
+from writehead.engine.sequence import Sequence
 
 
-def sample(logits: Tensor, sequences: list[Sequence]) -> list[int]:
-    """fp32 logits [S, V], a row a sequence -> the next token of each."""
-    plain = [s.request.params.temperature == 0.0 and not _adjusts(s) for s in sequences]
-    greedy: list[int] = logits.argmax(dim=-1).tolist() if any(plain) else []
-    return [greedy[i] if plain[i] else _sample_one(logits[i], s) for i, s in enumerate(sequences)]
+def sample(logits: Tensor, sequences: list[Sequence]) -> list[int | None]:
+    """fp32 logits [S, V], a row a sequence -> the next token of each; None if its numbers give no choice (NaN)."""
+    best, greedy = logits.max(dim=-1)  # NaN and infinity come out on top
+    tokens: list[int | None] = []
+    for sequence, row, top, likeliest in zip(sequences, logits, best.tolist(), greedy.tolist(), strict=True):
+        if not math.isfinite(top):
+            tokens.append(None)
+        elif sequence.request.params.greedy and not _adjusts(sequence):
+            tokens.append(likeliest)
+        else:
+            tokens.append(choose(row, sequence))
+    return tokens
 
 
-def logprobs_of(logits: Tensor, chosen: int, num_top: int, tokenizer: Tokenizer) -> Logprobs:
-    """[V] raw logits -> the chosen token's log-probability and the likeliest ones', the chosen first."""
-    values = torch.log_softmax(logits.float(), dim=-1)
-    top = torch.topk(values, num_top).indices.tolist() if num_top else []
-    ranked = {token: rank for rank, token in enumerate(top, start=1)}
-    rank = ranked.get(chosen) or int((values > values[chosen]).sum()) + 1
-    order = [chosen, *(t for t in top if t != chosen)]
-    picked: list[float] = values[torch.tensor(order)].tolist()
-    return {
-        token: Logprob(value, rank if token == chosen else ranked[token], _spell(tokenizer, token))
-        for token, value in zip(order, picked, strict=True)
-    }
-
-
-def _spell(tokenizer: Tokenizer, token: int) -> str:
-    return tokenizer.token_bytes(token).decode("utf-8", "replace")
-
-
-def _adjusts(sequence: Sequence) -> bool:
-    """Whether the logits are changed before the choice."""
-    p = sequence.request.params
-    penalized = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
-    return penalized or bool(p.logit_bias) or sequence.num_output < p.min_tokens
-
-
-def _sample_one(logits: Tensor, sequence: Sequence) -> int:
+def choose(logits: Tensor, sequence: Sequence) -> int | None:
+    """[V] -> the next token; None if no finite number is left to choose from."""
     params = sequence.request.params
     if _adjusts(sequence):
-        logits = _adjust(logits.clone(), sequence)
+        logits = adjust(logits.clone(), sequence)
+    best, greedy = logits.max(dim=-1)
+    if not best.isfinite():
+        return None
     if params.greedy:
-        return int(logits.argmax())
-    probs = torch.softmax(_filter(logits / params.temperature, params), dim=-1)
-    return int(torch.multinomial(probs, 1, generator=sequence.generator))
+        return int(greedy)
+    # From the top down to 0, so that no temperature makes an infinity.
+    logits, tokens = restrict((logits - best) / params.temperature, params)
+    drawn = draw(logits, sequence.random.random())
+    return drawn if tokens is None else int(tokens[drawn])
 
 
-def _adjust(logits: Tensor, sequence: Sequence) -> Tensor:
-    """Writes and returns `logits` [V]."""
-    params, request = sequence.request.params, sequence.request
+def draw(logits: Tensor, uniform: float) -> int:
+    """[N], a number in [0, 1) -> where it falls among the probabilities laid side by side."""
+    cumulative = torch.softmax(logits, dim=-1).cumsum(0, dtype=torch.float64)
+    return int(torch.searchsorted(cumulative / cumulative[-1], uniform, right=True))
+
+
+def adjust(logits: Tensor, sequence: Sequence) -> Tensor:
+    """Writes and returns `logits` [V]: what changes the order of tokens."""
+    params = sequence.request.params
+    if sequence.num_output < params.min_tokens:
+        logits[[i for i in sequence.request.stop_ids if i < len(logits)]] = -torch.inf
+    if params.logit_bias:
+        logits[list(params.logit_bias)] += torch.tensor(list(params.logit_bias.values()), dtype=logits.dtype)
     if params.repetition_penalty != 1.0:
-        seen = torch.tensor(sequence.tokens).unique()
+        seen = torch.tensor(list(set(sequence.tokens)))
         values = logits[seen]
         logits[seen] = torch.where(values > 0, values / params.repetition_penalty, values * params.repetition_penalty)
     if (params.presence_penalty or params.frequency_penalty) and sequence.num_output:
         tokens, counts = torch.tensor(sequence.output_ids).unique(return_counts=True)
         logits[tokens] -= params.presence_penalty + params.frequency_penalty * counts
-    for token, bias in (params.logit_bias or {}).items():
-        logits[token] += bias
-    if sequence.num_output < params.min_tokens:
-        logits[[i for i in request.stop_ids if i < logits.shape[-1]]] = -torch.inf
     return logits
 
 
-def _filter(logits: Tensor, params: SamplingParams) -> Tensor:
-    """[V] -> the same with excluded tokens at -inf; the likeliest token always stays."""
-    if params.min_p > 0.0:
-        probs = torch.softmax(logits, dim=-1)
-        logits = logits.masked_fill(probs < params.min_p * probs.max(), -torch.inf)
-    if 0 < params.top_k < logits.shape[-1]:
-        kth = torch.topk(logits, params.top_k).values[-1]
-        logits = logits.masked_fill(logits < kth, -torch.inf)
-    if params.top_p < 1.0:
-        ordered, order = torch.softmax(logits, dim=-1).sort(descending=True, stable=True)
-        outside = ordered.cumsum(0) - ordered >= params.top_p
-        logits = logits.index_fill(0, order[outside], -torch.inf)
-    if params.typical_p < 1.0:
-        logits = _typical(logits, params.typical_p)
-    return logits
+def _adjusts(sequence: Sequence) -> bool:
+    p = sequence.request.params
+    penalized = p.repetition_penalty != 1.0 or p.presence_penalty != 0.0 or p.frequency_penalty != 0.0
+    return penalized or bool(p.logit_bias) or sequence.num_output < p.min_tokens
 
 
-def _typical(logits: Tensor, mass: float) -> Tensor:
-    """Keep the tokens whose information is nearest to the entropy, until their probabilities add up to `mass`."""
+def restrict(logits: Tensor, params: SamplingParams) -> tuple[Tensor, Tensor | None]:
+    """[V] at temperature -> the logits of the tokens that may be drawn, and their ids (None: all)."""
+    tokens: Tensor | None = None
+    for wanted, keep, value in (
+        (params.min_p > 0.0, keep_min_p, params.min_p),
+        (params.top_k > 0, keep_top_k, params.top_k),
+        (params.top_p < 1.0, keep_top_p, params.top_p),
+        (params.typical_p < 1.0, keep_typical, params.typical_p),
+    ):
+        if wanted:
+            kept = keep(logits, value).nonzero().squeeze(1)
+            logits, tokens = logits[kept], kept if tokens is None else tokens[kept]
+    return logits, tokens
+
+
+def keep_min_p(logits: Tensor, fraction: float) -> Tensor:
+    """[N] -> bool [N]: tokens at least `fraction` as likely as the likeliest."""
+    probs = torch.softmax(logits, dim=-1)
+    return probs >= fraction * probs.max()
+
+
+def keep_top_k(logits: Tensor, count: float) -> Tensor:
+    """[N] -> bool [N]: the `count` likeliest, and what is as likely as the last of them."""
+    return logits >= torch.topk(logits, min(int(count), len(logits))).values[-1]
+
+
+def keep_top_p(logits: Tensor, mass: float) -> Tensor:
+    """[N] -> bool [N]: the likeliest tokens, until their probabilities add up to `mass`."""
+    probs = torch.softmax(logits, dim=-1)
+    # All tokens below (1 - mass) / N together have less than 1 - mass: they are outside and need no sorting.
+    likely = (probs >= probs.max().clamp(max=(1.0 - mass) / len(probs))).nonzero().squeeze(1)
+    ordered, order = probs[likely].sort(descending=True, stable=True)
+    inside = ordered.cumsum(0, dtype=torch.float64) - ordered < mass
+    return torch.zeros(len(probs), dtype=torch.bool).index_fill_(0, likely[order[inside]], True)
+
+
+def keep_typical(logits: Tensor, mass: float) -> Tensor:
+    """[N] -> bool [N]: the tokens nearest to the expected information, until they add up to `mass`, ties included."""
     logprobs = torch.log_softmax(logits, dim=-1)
     probs = logprobs.exp()
-    entropy = -torch.nansum(probs * logprobs)
-    order = (-logprobs - entropy).abs().argsort(stable=True)
-    ordered = probs[order]
-    outside = ordered.cumsum(0) - ordered >= mass
-    return logits.index_fill(0, order[outside], -torch.inf)
+    distance = (logprobs - torch.nansum(probs * logprobs)).abs()
+    ordered, order = distance.sort(stable=True)
+    count = int((probs[order].cumsum(0, dtype=torch.float64) < mass).sum())
+    return distance <= ordered[min(count, len(ordered) - 1)]

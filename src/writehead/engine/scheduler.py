@@ -1,7 +1,7 @@
 """Decides, step by step, how many tokens of which sequence the model reads next.
 
-There are no phases: a prompt, a piece of it and one decoded token are all tokens granted to a sequence. Running sequences
-come first, so that a long prompt never stalls them; what is left of the budget goes to prompts in the order of arrival.
+There are no phases: a prompt, a piece of it and one decoded token are all tokens granted to a sequence. Sequences with
+one token to go come first, so a long prompt never stalls them; what is left goes to prompts in the order of arrival.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ class Grant:
 
     @property
     def completes(self) -> bool:
-        """Whether the step reads the sequence's last known token, so that the next one can be sampled."""
+        """Whether the step reads the sequence's last known token, so that the next one can be chosen."""
         return self.num_new == self.sequence.num_pending
 
 
@@ -34,13 +34,20 @@ class Step:
 
 
 class Scheduler:
-    """First come, first served, over the rows of the cache. Rows 0 to num_running - 1 are in use, without holes."""
+    """First come, first served, over the rows of the cache.
+
+    Rows 0 to len(running) - 1 are in use, without holes. A sequence that has ended keeps its row until the next
+    `schedule`, the only place where rows change hands: what a step was told about rows holds until it is over.
+    """
 
     def __init__(self, cache: KVCache, *, max_step_tokens: int) -> None:
-        assert max_step_tokens >= cache.num_rows, "a step must be able to decode every row"
+        assert max_step_tokens >= cache.num_rows, "a step must be able to advance every row"
         self.cache, self.max_step_tokens = cache, max_step_tokens
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
+        """In the order of arrival."""
+        self._owners: list[Sequence] = []
+        """Of each row in use."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -48,6 +55,8 @@ class Scheduler:
 
     def schedule(self) -> Step | None:
         """The next step; None when nothing is left to do."""
+        self._release()
+        self._admit()
         budget = self.max_step_tokens
         grants: list[Grant] = []
         for sequence in sorted(self.running, key=lambda s: s.num_pending > 1):
@@ -55,33 +64,31 @@ class Scheduler:
             if num_new:
                 grants.append(Grant(sequence, num_new))
                 budget -= num_new
-        while self.waiting and budget and len(self.running) < self.cache.num_rows:
-            sequence = self.waiting.popleft()
-            sequence.row = len(self.running)
-            self.running.append(sequence)
-            num_new = min(sequence.num_pending, budget)
-            grants.append(Grant(sequence, num_new))
-            budget -= num_new
         return Step(tuple(sorted(grants, key=_order))) if grants else None
 
-    def remove(self, sequence: Sequence) -> None:
-        """Forget a finished or cancelled sequence; the last row moves into its place."""
-        if sequence.row is None:
-            self.waiting.remove(sequence)
-            return
-        last = self.running.pop()
-        assert last.row is not None
-        if last is not sequence:
-            self.cache.move(last.row, sequence.row, last.num_computed)
-            self.running[sequence.row] = last
-        self.cache.clear(last.row, max(last.num_computed, sequence.num_computed))
-        if last is not sequence:
-            # Slots past the mover's length still hold the finished sequence's numbers.
-            self.cache.clear(sequence.row, sequence.num_computed, start=last.num_computed)
-            last.row = sequence.row
-        sequence.row = None
+    def _admit(self) -> None:
+        while self.waiting and len(self.running) < self.cache.num_rows:
+            sequence = self.waiting.popleft()
+            if sequence.finish_reason is None:
+                sequence.row = len(self.running)
+                self.running.append(sequence)
+                self._owners.append(sequence)
+
+    def _release(self) -> None:
+        """Free the rows of sequences that have ended; the last row moves into the hole."""
+        ended = [s for s in self.running if s.finish_reason is not None]
+        for sequence in sorted(ended, key=lambda s: s.held_row, reverse=True):  # so that no row moves in vain
+            last = self._owners.pop()
+            if last is sequence:
+                self.cache.free(last.held_row)
+            else:
+                self.cache.move(last.held_row, sequence.held_row)
+                self._owners[sequence.held_row] = last
+                last.row = sequence.row
+            sequence.row = None
+        if ended:
+            self.running = [s for s in self.running if s.row is not None]
 
 
 def _order(grant: Grant) -> tuple[int, int]:
-    assert grant.sequence.row is not None
-    return grant.num_new, grant.sequence.row
+    return grant.num_new, grant.sequence.held_row

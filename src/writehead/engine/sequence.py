@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import secrets
 from dataclasses import dataclass
+from random import Random
 from typing import Literal
-
-import torch
 
 from writehead.engine.request import Request
 from writehead.text import TextStream, Tokenizer
@@ -29,11 +28,11 @@ Logprobs = dict[int, Logprob]
 
 
 class Sequence:
-    """The mutable state of one completion. The scheduler owns `row` and `num_computed`; the engine all else."""
+    """The mutable state of one completion. The scheduler owns `row`; the engine all else."""
 
     __slots__ = (
-        "cumulative_logprob", "finish_reason", "generator", "index", "logprobs", "num_computed", "num_prompt",
-        "prompt_logprobs", "request", "row", "stop_reason", "stream", "tokens",
+        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_computed", "num_prompt", "prompt_logprobs",
+        "random", "request", "row", "stop_reason", "stream", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
@@ -49,12 +48,15 @@ class Sequence:
             params.stop_strings,
             skip_special=params.skip_special_tokens,
             include_stop=params.include_stop_str_in_output,
+            prompt_ids=request.prompt_ids,
+            min_tokens=params.min_tokens,
         )
-        self.generator = torch.Generator()
-        seed = secrets.randbits(63) if params.seed is None else params.seed
-        self.generator.manual_seed((seed + index) % 2**63)
+        seed = secrets.randbits(64) if params.seed is None else params.seed
+        self.random = Random(f"{seed}/{index}")
+        """One number a token, so that a choice depends on the seed and on nothing else that runs."""
         self.logprobs: list[Logprobs] = []
         self.prompt_logprobs: list[Logprobs | None] = []
+        """Kept by the first of the request's sequences, for all of them."""
         self.cumulative_logprob = 0.0
         self.finish_reason: FinishReason | None = None
         self.stop_reason: int | str | None = None
@@ -73,3 +75,30 @@ class Sequence:
     def num_pending(self) -> int:
         """Tokens that are known but not yet in the cache: the rest of the prompt, or the last token."""
         return len(self.tokens) - self.num_computed
+
+    @property
+    def held_row(self) -> int:
+        """The cache row of a running sequence."""
+        assert self.row is not None, "the sequence is not running"
+        return self.row
+
+    def append(self, token: int, logprobs: Logprobs | None) -> str:
+        """Take the next token -> the text that is certain now. Sets `finish_reason` if the sequence ends with it."""
+        params = self.request.params
+        self.tokens.append(token)
+        self.num_computed = len(self.tokens) - 1
+        if logprobs is not None:
+            self.logprobs.append(logprobs)
+            self.cumulative_logprob += logprobs[token].logprob
+        if token in self.request.stop_ids and self.num_output > params.min_tokens:
+            self.finish_reason = "stop"
+            self.stop_reason = token if token in (params.stop_token_ids or ()) else None
+            text = self.stream.push(token) if params.include_stop_str_in_output else ""
+            return text + self.stream.finish()
+        full = self.num_output == params.max_tokens or len(self.tokens) == self.request.max_length
+        text = self.stream.push(token) + (self.stream.finish() if full else "")
+        if self.stream.stopped is not None:
+            self.finish_reason, self.stop_reason = "stop", self.stream.stopped
+        elif full:
+            self.finish_reason = "length"
+        return text

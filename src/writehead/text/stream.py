@@ -66,9 +66,10 @@ class TextStream:
 
     The pieces joined are `tokenizer.decode` of all ids, up to a stop string. The match that completes first wins, the
     longest of those that complete together; the text ends before it, or after it with `include_stop`. A special token
-    that is not shown ends the text if its spelling is a stop string. `prompt_ids` is what the ids continue: with it a
-    leading space is kept, and a character that the prompt leaves unfinished is finished here. One object per sequence,
-    not shared between threads.
+    that is not shown ends the text if its spelling is a stop string. A match that completes within the first
+    `min_tokens` ids is no match. `prompt_ids` is what the ids continue: with it a leading space is kept, and a
+    character that the prompt leaves unfinished is finished here, unless a token that is not shown stands between. One
+    object per sequence, not shared between threads.
     """
 
     def __init__(
@@ -79,15 +80,17 @@ class TextStream:
         skip_special: bool = True,
         include_stop: bool = False,
         prompt_ids: Sequence[int] = (),
+        min_tokens: int = 0,
     ) -> None:
         self._tokenizer = tokenizer
         self._stops = StopStrings(stop)
         self._hidden = tokenizer.special_ids if skip_special else frozenset[int]()
         self._include_stop = include_stop
+        self._num_unstoppable = min_tokens
         self._decoder = codecs.getincrementaldecoder("utf-8")("replace")
         tail = self._tail(prompt_ids)
         self._decoder.decode(tail)  # leaves the unfinished character, if any, in the decoder
-        self._at_start = tokenizer.strips_leading_space and not tail
+        self._at_start = tokenizer.strips_leading_space and self._hidden.issuperset(prompt_ids)
         self._state = 0
         self._held = ""
         self._chunks: list[str] = []
@@ -102,6 +105,7 @@ class TextStream:
         """The text that is certain now that `token_id` has come; nothing once a stop string has matched."""
         if self.stopped is not None:
             return ""
+        self._num_unstoppable -= 1
         if token_id in self._hidden:
             return self._push_hidden(token_id)
         data = self._tokenizer.token_bytes(token_id)
@@ -120,7 +124,7 @@ class TextStream:
 
     def _push_hidden(self, token_id: int) -> str:
         spelling = self._tokenizer.spelling(token_id)
-        if spelling not in self._stops.strings:
+        if spelling not in self._stops.strings or self._num_unstoppable >= 0:
             return ""
         text = self.finish()
         if self.stopped is None:
@@ -135,7 +139,7 @@ class TextStream:
         for at in range(start, len(text)):
             state = stops.step(state, text[at])
             match = stops.match[state]
-            if match is not None:
+            if match is not None and self._num_unstoppable < 0:
                 self.stopped, self._held = match, ""
                 return text[: at + 1 if self._include_stop else at + 1 - len(match)]
         self._state = state
@@ -152,8 +156,7 @@ class TextStream:
         """The last bytes of the prompt's text, enough to tell whether it ends inside a character."""
         tail = b""
         for token_id in reversed(prompt_ids):
-            if token_id not in self._hidden:
-                tail = self._tokenizer.token_bytes(token_id) + tail
-            if len(tail) >= _LOOKBACK:
+            if token_id in self._hidden or len(tail) >= _LOOKBACK:
                 break
+            tail = self._tokenizer.token_bytes(token_id) + tail
         return tail[-_LOOKBACK:]
