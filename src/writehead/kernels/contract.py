@@ -2,7 +2,7 @@
 
 Letters: B sequences, T tokens in a step, L context length, H query heads, K key/value heads, G = H / K query heads that
 share one of them, D head size, M model width, F feed-forward width, V vocabulary. `reference.py` defines correct;
-another backend may differ by its stated tolerance and nothing else. Outputs are new tensors unless the text says "writes".
+another backend may differ by its stated tolerance and nothing else. Outputs are new tensors unless it says "writes".
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ class AttentionSpec:
     window: int | None = None
     """A query at position p sees keys in (p - window, p]."""
     alibi: Tensor | None = None
-    """[H] slopes, rounded to bf16 as the checkpoints were trained (Falcon-RW); the bias is slope * key position."""
+    """[H] slopes. The bias is slope * key position, in bf16 as Falcon-RW was trained, times `alibi_scale`."""
     alibi_scale: float = 1.0
 
 

@@ -63,7 +63,7 @@ class ReferenceKernels:
             visible = _visible(positions, length, spec.window)
             bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
             if spec.alibi is not None:
-                bias = bias + _alibi(spec, length).unsqueeze(1).to(q.dtype)
+                bias = bias + _alibi(spec, length, q.device).unsqueeze(1).to(q.dtype)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             attn_mask=bias, is_causal=bias is None, scale=spec.scale, enable_gqa=k.shape[2] != q.shape[2],
@@ -113,7 +113,7 @@ def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, sp
     scores = torch.bmm(rows, k.flatten(0, 1).to(q.dtype).transpose(1, 2))
     scores = scores.view(num_seqs, shared, num_new, share, length)
     if spec.alibi is not None:
-        scores = scores * spec.scale + _alibi(spec, length).view(shared, 1, share, length)
+        scores = scores * spec.scale + _alibi(spec, length, q.device).view(shared, 1, share, length)
     mask = None if visible is None else visible[:, None, :, None]
     weights = _softmax(scores, 1.0 if spec.alibi is not None else spec.scale, mask).to(q.dtype)
     mixed = torch.bmm(weights.view(num_seqs * shared, num_new * share, length), v.flatten(0, 1).to(q.dtype))
@@ -129,7 +129,7 @@ def broadcast_heads(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spe
     v = v.to(q.dtype).unsqueeze(2).expand(expanded).reshape(num_seqs, num_heads, length, dim)
     scores = torch.matmul(q.transpose(1, 2), k.transpose(2, 3))
     if spec.alibi is not None:
-        scores = scores * spec.scale + _alibi(spec, length).unsqueeze(1)
+        scores = scores * spec.scale + _alibi(spec, length, q.device).unsqueeze(1)
     mask = None if visible is None else visible[:, None]
     weights = _softmax(scores, 1.0 if spec.alibi is not None else spec.scale, mask).to(q.dtype)
     return torch.matmul(weights, v).transpose(1, 2)
@@ -153,11 +153,11 @@ def _visible(positions: Tensor, length: int, window: int | None) -> Tensor:
     return visible
 
 
-def _alibi(spec: AttentionSpec, length: int) -> Tensor:
+def _alibi(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
     """[H, length] in fp32. The product is rounded to bf16 like the models were trained (transformers' Falcon)."""
     assert spec.alibi is not None
-    keys = torch.arange(length, device=spec.alibi.device)
-    return (spec.alibi.bfloat16()[:, None] * keys.bfloat16()).float() * spec.alibi_scale
+    slopes, keys = spec.alibi.to(device, torch.bfloat16), torch.arange(length, device=device).bfloat16()
+    return (slopes[:, None] * keys).float() * spec.alibi_scale
 
 
 def _activation(x: Tensor, name: str) -> Tensor:
