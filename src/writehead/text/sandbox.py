@@ -28,7 +28,7 @@ MAX_TEMPLATE_CHARS = 256_000
 MAX_CHARS = 16_000_000  # of one value
 MAX_TOTAL_CHARS = 64_000_000  # of everything made or printed
 MAX_STEPS = 1_000_000
-MAX_ITEMS = 1_000_000
+MAX_ITEMS = 200_000  # of one list, nested ones included
 MAX_SECONDS = 5.0
 
 
@@ -177,20 +177,22 @@ def _print(value: Any) -> Any:
 
 
 def _size(value: Any) -> int:
-    """Characters that `value` takes when printed, at least; stops counting beyond the limit."""
-    total, todo = 0, [value]
+    """Characters that `value` takes when printed, at least. A list counts every time it is met."""
+    if isinstance(value, str):
+        return len(value)
+    chars, num_items, todo = 0, 0, [value]
     while todo:
         item = todo.pop()
+        num_items += 1
         if isinstance(item, str):
-            total += len(item)
-        elif isinstance(item, Mapping):
-            todo += [part for pair in item.items() for part in pair]
+            chars += len(item)
         elif isinstance(item, list | tuple | set | frozenset):
             todo += item
-        total += 1
-        if total + len(todo) > MAX_CHARS:
+        elif isinstance(item, dict):
+            todo += [*item.keys(), *item.values()]
+        if num_items > MAX_ITEMS or chars > MAX_CHARS:
             raise SecurityError("it makes a value that is too large")
-    return total
+    return chars + num_items
 
 
 def _limit(size: int, *, most: int = MAX_CHARS) -> None:

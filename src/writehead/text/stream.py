@@ -135,6 +135,8 @@ class TextStream:
     def _scan(self, text: str) -> str:
         """What of the held text and `text` can be shown; keeps the rest and sets `stopped` at a match."""
         stops, state = self._stops, self._state
+        if not stops.strings:
+            return text
         text, start = self._held + text, len(self._held)
         for at in range(start, len(text)):
             state = stops.step(state, text[at])

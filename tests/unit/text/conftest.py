@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Callable, Sequence
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -25,7 +26,12 @@ TokenizerMaker = Callable[..., Tokenizer]
 
 
 def train_byte_level(special: Sequence[str], *, digits: bool = True, size: int = 420) -> tokenizers.Tokenizer:
-    """Byte-level BPE as BigCode trains it: digits one by one, special tokens first."""
+    """Byte-level BPE as BigCode trains it: digits one by one, special tokens first. A fresh copy each time."""
+    return tokenizers.Tokenizer.from_str(_trained(tuple(special), digits, size))
+
+
+@cache
+def _trained(special: tuple[str, ...], digits: bool, size: int) -> str:
     backend = tokenizers.Tokenizer(models.BPE())
     splits = [pre_tokenizers.Digits(individual_digits=True)] if digits else []
     backend.pre_tokenizer = pre_tokenizers.Sequence([*splits, pre_tokenizers.ByteLevel(add_prefix_space=False)])
@@ -37,7 +43,7 @@ def train_byte_level(special: Sequence[str], *, digits: bool = True, size: int =
         show_progress=False,
     )
     backend.train_from_iterator(CORPUS * 3, trainer)
-    return backend
+    return backend.to_str()
 
 
 def write_checkpoint(folder: Path, backend: tokenizers.Tokenizer, **config: Any) -> Path:
