@@ -220,7 +220,7 @@ def test_no_network_fails_fast(tmp_path: Path) -> None:
         endpoint = f"http://127.0.0.1:{free.getsockname()[1]}"  # bound, so nobody else answers, but not listening
         begin = time.perf_counter()
         message = refusal("org/plain", cache_dir=tmp_path, endpoint=endpoint)
-        assert time.perf_counter() - begin < 5
+        assert time.perf_counter() - begin < 20
     assert message.startswith(f"org/plain: could not be downloaded from {endpoint} (ConnectError")
     assert message.endswith("; check the network, or give a local path")
 
@@ -232,7 +232,7 @@ def test_a_server_that_never_answers_fails_in_seconds(tmp_path: Path, monkeypatc
         silent.listen()
         begin = time.perf_counter()
         message = refusal("org/plain", cache_dir=tmp_path, endpoint=f"http://127.0.0.1:{silent.getsockname()[1]}")
-        assert time.perf_counter() - begin < 5
+        assert time.perf_counter() - begin < 20
     assert "could not be downloaded" in message
 
 
