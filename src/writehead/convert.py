@@ -37,7 +37,7 @@ _DTYPE_NAMES = {
     torch.float64: "float64",
 }
 
-_CLASSES = {
+CLASSES = {
     "falcon": "FalconForCausalLM",
     "gemma": "GemmaForCausalLM",
     "gpt2": "GPT2LMHeadModel",
@@ -106,6 +106,7 @@ def convert(
         raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(DTYPES)}")
     source = open_source(model, accept_config_keys=accept_config_keys)
     moves, config = _plan(source, None if dtype == "keep" else DTYPES[dtype], accept_config_keys)
+    _check_copies(source)
     specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
     total = sum(tensor.nbytes for tensor in specs.values())
 
@@ -139,6 +140,18 @@ def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]
     found = {name: info.shape for name, info in tensors.items()}
     check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
     return rules
+
+
+def _check_copies(source: ModelSource) -> None:
+    """A repetition of a tied tensor is not written, so it must hold nothing of its own."""
+    read, prefix = source.checkpoint.read, source.rules.prefix_of(source.checkpoint.tensors)
+    for alias, original in (source.rules.aliases or {}).items():
+        for name in {alias, prefix + alias} & source.checkpoint.tensors.keys():
+            if not torch.equal(read(name), read(prefix + original)):
+                raise CheckpointError(
+                    f"{source.path}: '{name}' differs from '{prefix + original}' although the config ties them; "
+                    "set tie_word_embeddings to false in config.json if the weights were trained apart"
+                )
 
 
 def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
@@ -183,7 +196,7 @@ def _config_values(source: ModelSource, family: Family) -> dict[str, Any]:
     ends = values.get("eos_token_id")
     if source.checkpoint.format == "gguf" and isinstance(ends, list):
         values["eos_token_id"] = ends[0] if ends else None
-    return {"architectures": [_CLASSES[family.name]], **values}
+    return {"architectures": [CLASSES[family.name]], **values}
 
 
 def _stored_dtype(checkpoint: Checkpoint, rule: Rule) -> torch.dtype:

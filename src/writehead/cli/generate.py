@@ -88,8 +88,9 @@ class Progress:
 
     def echo(self, sequence: Sequence) -> str:
         """What stands before the completion: the prompt as the model read it, with `echo`."""
-        request = sequence.request
-        return self.llm.tokenizer.decode(request.prompt_ids, skip_special=True) if request.params.echo else ""
+        from writehead.engine.outputs import echo_text
+
+        return echo_text(sequence.request, self.llm.tokenizer)
 
     def so_far(self, prompt: str | None) -> RequestOutput | None:
         """The output of a run that was interrupted; None if nothing came out."""
