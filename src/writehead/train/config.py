@@ -32,17 +32,18 @@ class TrainConfig:
     function_rate: float = 0.3  # share of the other documents that are shown one function at a time
 
     # model
-    layers: int = 5
+    layers: int = 4
     width: int = 256
     heads: int = 4
     context: int = 1024
 
     # optimization
     steps: int = 3000
-    batch: int = 8  # sequences of `context` tokens a pass
+    batch: int = 2  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
-    lr: float = 3e-3
-    min_lr: float = 3e-5
+    short_share: float = 0.6  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
+    lr: float = 2.5e-3
+    min_lr: float = 2.5e-5
     warmup: int = 100
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -65,14 +66,14 @@ class TrainConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "clip", "checkpoint_minutes"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
-        for name in ("fim_rate", "function_rate"):
+        for name in ("fim_rate", "function_rate", "short_share"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1, both excluded")
         _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"between 0 and the learning rate {self.lr}")
         _require(0 <= self.warmup < self.steps, "warmup", self.warmup, f"fewer than the {self.steps} steps")
         _require(self.width % self.heads == 0, "width", self.width, f"a multiple of the {self.heads} heads")
         _require(300 <= self.vocab_size <= 65536, "vocab_size", self.vocab_size, "from 300 to 65536")
-        _require(self.context >= 16, "context", self.context, "at least 16")
+        _require(self.context >= 16 and self.context % 2 == 0, "context", self.context, "even and at least 16")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "float32 or bfloat16")
         _require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "more than 0")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")

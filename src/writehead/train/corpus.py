@@ -50,13 +50,11 @@ class Corpus:
     train: tuple[SourceFile, ...]
     held_out: tuple[SourceFile, ...]
 
-    def write_manifest(self, path: Path) -> None:
-        """Write one line of JSON a file: path, part, bytes, sha256."""
+    def manifest(self) -> str:
+        """One line of JSON a file: path, part, bytes, sha256."""
         parts = [("train", f) for f in self.train] + [("held_out", f) for f in self.held_out]
-        rows = [
-            {"path": f.path, "part": part, "bytes": len(f.text.encode()), "sha256": f.sha256} for part, f in parts
-        ]
-        path.write_text("".join(json.dumps(row) + "\n" for row in rows), encoding="utf-8")
+        rows = [{"path": f.path, "part": part, "bytes": len(f.text.encode()), "sha256": f.sha256} for part, f in parts]
+        return "".join(json.dumps(row) + "\n" for row in rows)
 
 
 def read_corpus(source: str, *, pattern: str, held_out: float) -> Corpus:

@@ -78,14 +78,14 @@ def functions(text: str) -> list[str]:
             tree = ast.parse(text)
     except (SyntaxError, ValueError, RecursionError):
         return []
-    lines = text.splitlines(keepends=True)
+    lines = text.split("\n")
     found: list[str] = []
     todo: list[ast.AST] = list(tree.body)
     while todo:
         node = todo.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            source = textwrap.dedent("".join(lines[first - 1 : node.end_lineno]))
+            source = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno]) + "\n")
             if source[:1].strip():
                 found.append(source)
         elif isinstance(node, ast.ClassDef):

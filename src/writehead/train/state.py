@@ -37,13 +37,16 @@ def save_state(
         "progress": vars(progress),
     }
     partial = path.with_suffix(".partial")
-    torch.save(state, partial)
-    os.replace(partial, path)
+    try:
+        torch.save(state, partial)
+        os.replace(partial, path)
+    except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
+        raise CheckpointError(
+            f"{path}: the training state cannot be written ({error}); make room and resume"
+        ) from error
 
 
-def load_state(
-    path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches
-) -> Progress:
+def load_state(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer, batches: Batches) -> Progress:
     """Write a saved state into model, optimizer and batches; return its progress.
 
     A step draws no random numbers (the data's order follows from its place), so the run continues bit for bit.
@@ -59,6 +62,11 @@ def load_state(
             f"{path}: the saved state does not fit this run's model; resume with the options of the original run "
             "or choose another output folder"
         ) from error
+
+
+def read_progress(out: Path) -> Progress:
+    """How far the run in the folder `out` is."""
+    return Progress(**read_state(out / FILE_NAME)["progress"])
 
 
 def read_state(path: Path) -> dict[str, Any]:

@@ -3,40 +3,46 @@
 from __future__ import annotations
 
 import json
+import math
 import time
 from collections.abc import Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 
 import torch
-from rich.progress import BarColumn, Progress as Bar, TextColumn, TimeElapsedColumn
-from tokenizers import Tokenizer
-from torch import nn
+from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
+from rich.progress import Progress as Bar
 
 from writehead import kernels
 from writehead.errors import UsageError
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
+from writehead.train import folder
 from writehead.train.config import TrainConfig
-from writehead.train.corpus import Corpus, read_corpus
+from writehead.train.corpus import read_corpus
 from writehead.train.data import Batch, Batches
 from writehead.train.evaluate import bits_per_byte
+from writehead.train.export import export
 from writehead.train.init import initialize
 from writehead.train.loss import loss_sum
 from writehead.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from writehead.train.state import FILE_NAME, Progress, load_state, save_state
-from writehead.train.vocabulary import END_OF_TEXT_ID, train_tokenizer
+from writehead.train.vocabulary import END_OF_TEXT_ID
+
+EVAL_CHARS_PER_TOKEN = 3
+"""Evaluation during a run reads the beginning of each file: about one context."""
 
 
 @dataclass(frozen=True)
 class TrainResult:
-    """What a finished run has: its size, and the quality on files that it never saw."""
+    """What a finished run has: its length, the quality on the beginnings of some held-out files, and its files."""
 
     steps: int
     tokens: int
     seconds: float
     held_out_bits_per_byte: float
     state: Path
+    model: Path
 
 
 def model_config(config: TrainConfig, *, vocab_size: int) -> ModelConfig:
@@ -61,14 +67,15 @@ def model_config(config: TrainConfig, *, vocab_size: int) -> ModelConfig:
 
 
 def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
-    """Train a model from nothing, or resume; leaves tokenizer, manifest, log and state in `config.out`.
+    """Train a model from nothing, or resume; `folder` says what it leaves in `config.out`.
 
-    Errors: UsageError when the folder holds another run, or the corpus is too small.
+    Errors: UsageError when the folder holds another run, or the corpus is too small; CheckpointError when the state to
+    resume is missing or damaged.
     """
     if config.threads is not None:
         torch.set_num_threads(config.threads)
     corpus = read_corpus(config.corpus, pattern=config.pattern, held_out=config.held_out)
-    tokenizer = _prepare(config, corpus)
+    tokenizer = folder.reopen(config, corpus) if config.resume else folder.start(config, corpus)
     model = Decoder(model_config(config, vocab_size=tokenizer.get_vocab_size()), kernels.load("reference"))
     initialize(model, num_layers=config.layers, seed=config.seed)
     optimizer = make_optimizer(model, config)
@@ -76,32 +83,19 @@ def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
     progress = Progress()
     if config.resume:
         progress = load_state(config.out / FILE_NAME, model=model, optimizer=optimizer, batches=batches)
-    sample = [f.text for f in corpus.held_out[: config.eval_files]]
+    sample = [f.text[: EVAL_CHARS_PER_TOKEN * config.context] for f in corpus.held_out[: config.eval_files]]
 
     def evaluate() -> float:
-        return bits_per_byte(model, tokenizer, sample, context=config.context, max_tokens=config.context).mean
+        return bits_per_byte(model, tokenizer, sample, context=config.context).mean
 
     run = Run(config, model=model, optimizer=optimizer, batches=batches, progress=progress, evaluate=evaluate)
-    return run.finish(show_progress=show_progress)
-
-
-def _prepare(config: TrainConfig, corpus: Corpus) -> Tokenizer:
-    """Create the run's folder, or reuse the one to resume; return its tokenizer."""
-    path = config.out / "tokenizer.json"
-    if config.resume and path.exists():
-        return Tokenizer.from_file(str(path))
-    if path.exists():
-        raise UsageError(f"{config.out} already holds a training run; resume it, or choose another output folder")
-    config.out.mkdir(parents=True, exist_ok=True)
-    corpus.write_manifest(config.out / "manifest.jsonl")
-    (config.out / "train_config.json").write_text(json.dumps(config.as_json(), indent=2) + "\n", encoding="utf-8")
-    tokenizer = train_tokenizer((f.text for f in corpus.train), vocab_size=config.vocab_size)
-    tokenizer.save(str(path))
-    return tokenizer
+    result = run.finish(show_progress=show_progress)
+    export(model, tokenizer, result.model)
+    return result
 
 
 def optimizer_step(
-    model: nn.Module, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], *, clip: float, dtype: torch.dtype
+    model: Decoder, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], *, clip: float, dtype: torch.dtype
 ) -> tuple[float, int]:
     """One step over all passes in `batches`; returns the mean loss in nats and the number of tokens.
 
@@ -112,7 +106,7 @@ def optimizer_step(
     total = 0.0
     for batch in passes:
         loss = loss_sum(model, batch, dtype=dtype)
-        (loss / num_tokens).backward()  # type: ignore[no-untyped-call]
+        (loss / num_tokens).backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
@@ -127,7 +121,7 @@ class Run:
         self,
         config: TrainConfig,
         *,
-        model: nn.Module,
+        model: Decoder,
         optimizer: torch.optim.Optimizer,
         batches: Batches,
         progress: Progress,
@@ -151,7 +145,7 @@ class Run:
         saved = time.monotonic()
         columns = (TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:>3.0f}%"))
         with Bar(*columns, TimeElapsedColumn(), disable=not show_progress) as bar:
-            task = bar.add_task("training", total=1.0, completed=self.fraction)
+            task = bar.add_task("training", total=1.0)
             while self.fraction < 1.0:
                 loss = self.step()
                 bar.update(task, completed=self.fraction, description=f"step {self.progress.step}, loss {loss:.3f}")
@@ -164,16 +158,22 @@ class Run:
         quality = self.evaluate()
         self._log(held_out_bits_per_byte=quality)
         p = self.progress
-        return TrainResult(p.step, p.tokens, p.seconds, quality, self.config.out / FILE_NAME)
+        out = self.config.out
+        return TrainResult(p.step, p.tokens, p.seconds, quality, state=out / FILE_NAME, model=out / "model")
 
     def step(self) -> float:
         """One optimizer step; returns its loss in nats a token."""
         lr = learning_rate(self.config, step=self.progress.step, progress=self.fraction)
         set_learning_rate(self.optimizer, lr)
         passes = [next(self.batches) for _ in range(self.config.accumulate)]
-        loss, tokens = optimizer_step(
-            self.model, self.optimizer, passes, clip=self.config.clip, dtype=self._dtype
-        )
+        if self.fraction < self.config.short_share:
+            passes = [batch.halved() for batch in passes]
+        loss, tokens = optimizer_step(self.model, self.optimizer, passes, clip=self.config.clip, dtype=self._dtype)
+        if not math.isfinite(loss):
+            raise UsageError(
+                f"the loss became {loss} at step {self.progress.step + 1} with a learning rate of {lr:g}; "
+                "start again, or resume from the last state, with a lower one"
+            )
         self.progress.step += 1
         self.progress.tokens += tokens
         self.progress.seconds = time.monotonic() - self._started

@@ -1,0 +1,128 @@
+"""A finished run as a published checkpoint: what it is, what it was trained on, what it is worth."""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import platform
+import shutil
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import torch
+
+from writehead import kernels
+from writehead.build import build, open_source
+from writehead.errors import UsageError
+from writehead.train import folder
+from writehead.train.bodies import BodyResult, Complete, function_bodies
+from writehead.train.config import STDLIB, TrainConfig
+from writehead.train.corpus import Corpus, SourceFile, read_corpus
+from writehead.train.evaluate import CodeLength, bits_per_byte, xz_bits_per_byte
+from writehead.train.state import Progress, read_progress
+
+
+@dataclass(frozen=True)
+class Report:
+    """The quality of a checkpoint on the files that its training never saw."""
+
+    model: CodeLength
+    xz: CodeLength
+    bodies: BodyResult
+    num_parameters: int
+
+
+def publish(config: TrainConfig, out: Path, *, complete_with: Callable[[Path], Complete]) -> Report:
+    """Copy the run's finished model to `out`, measure it there, and write its card (README.md) and manifest.
+
+    `complete_with` makes a greedy completer of a checkpoint's folder, so that bodies are written by the engine that
+    users run. Errors: UsageError when the run is not finished, or its corpus is not the one that it was trained on.
+    """
+    trained = config.out / "model"
+    if not (trained / "config.json").exists():
+        raise UsageError(f"{config.out} has no finished model to publish; let its training end first")
+    corpus = read_corpus(config.corpus, pattern=config.pattern, held_out=config.held_out)
+    folder.reopen(config, corpus)
+    out.mkdir(parents=True, exist_ok=True)
+    for file in sorted(trained.iterdir()):
+        shutil.copyfile(file, out / file.name)
+    (out / "manifest.jsonl").write_text(corpus.manifest(), encoding="utf-8")
+    report = evaluate(out, corpus.held_out, complete_with(out))
+    text = card(config, corpus, read_progress(config.out), report)
+    (out / "README.md").write_text(text, encoding="utf-8")
+    return report
+
+
+def evaluate(checkpoint: Path, files: tuple[SourceFile, ...], complete: Complete) -> Report:
+    """Measure a checkpoint, as stored, on files."""
+    model = build(open_source(checkpoint), dtype=torch.float32, kernels=kernels.load("reference"))
+    tokenizer = folder.read_tokenizer(checkpoint)
+    texts = [file.text for file in files]
+    context = model.config.max_positions
+    return Report(
+        model=bits_per_byte(model, tokenizer, texts, context=context),
+        xz=xz_bits_per_byte(texts),
+        bodies=function_bodies(files, tokenizer, complete, context=context),
+        num_parameters=sum(p.numel() for p in model.parameters()),
+    )
+
+
+def card(config: TrainConfig, corpus: Corpus, progress: Progress, report: Report) -> str:
+    """The model card, in Markdown."""
+    passed, documented = report.bodies.with_docstring
+    fewer = report.model.shorter_than(report.xz)
+    train_bytes, held_out_bytes = (sum(len(f.text.encode()) for f in part) for part in (corpus.train, corpus.held_out))
+    digest = hashlib.sha256(corpus.manifest().encode()).hexdigest()
+    if config.corpus == STDLIB:
+        source = f"the standard library of CPython {platform.python_version()}, its own tests included"
+        license_note = "The data is under the PSF License Version 2 (https://docs.python.org/3/license.html)."
+    else:
+        source, license_note = f"the files {config.pattern} of one folder", "The data's license is its owner's."
+    return f"""# A small code model
+
+A `gpt_bigcode` decoder with multi-query attention and fill-in-the-middle, trained from nothing by `writehead train`.
+It is here so that the first command shows something; it writes plausible Python and knows nothing. {license_note}
+
+| | |
+| --- | --- |
+| parameters | {report.num_parameters:,} ({config.layers} layers, width {config.width}, {config.heads} query heads that \
+share one key/value head, {config.context} learned positions, tied head), stored in bf16 |
+| tokenizer | byte-level BPE of its own, {config.vocab_size} tokens, digits apart, StarCoder's special tokens |
+| data | {source}: {len(corpus.train)} files, {train_bytes:,} bytes; without character tables, generated texts, exact \
+duplicates and files that are not valid UTF-8 Python |
+| held out | {len(corpus.held_out)} files, {held_out_bytes:,} bytes, chosen by the hash of their path; neither the \
+model nor the tokenizer saw them |
+| manifest | `manifest.jsonl` names every file, its part and its sha256 (sha256 of the manifest: `{digest}`) |
+| training | {progress.step:,} steps, {progress.tokens:,} tokens, {progress.seconds / 60:.0f} minutes on a busy CPU |
+
+## Results on the held-out files
+
+| measure | result |
+| --- | --- |
+| bits a byte, this model | {report.model.mean:.3f} |
+| bits a byte, `xz -9e` file by file | {report.xz.mean:.3f} |
+| files that need fewer bits than `xz -9e` | {fewer} of {len(corpus.held_out)} |
+| function bodies that parse up to the end of the function, greedy | {report.bodies.num_passed} of \
+{len(report.bodies.passed)} (of those with a docstring: {passed} of {documented}) |
+
+Bits a byte: each file from its first byte, windows of {config.context} tokens that overlap by half. Bodies: functions \
+with at least two
+statements, chosen by hash; the prompt is the file up to the end of signature and docstring, without the line break; the
+completion ends at the first line that is indented no deeper than its `def`; header and completion must be one function
+for `ast.parse`, with a statement of its own. A completion that does not end fails.
+
+## Options of the run
+
+```json
+{json.dumps(_options(config), indent=2)}
+```
+"""
+
+
+def _options(config: TrainConfig) -> dict[str, object]:
+    """The options that decide the result."""
+    hidden = {"out", "resume", "threads", "checkpoint_minutes", "eval_every", "eval_files"}
+    names = [f.name for f in dataclasses.fields(config) if f.name not in hidden]
+    return {name: config.as_json()[name] for name in names}
