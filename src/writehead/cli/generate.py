@@ -26,7 +26,7 @@ INTERRUPTED = 130
 
 @options.with_fields(SamplingParams, sampling.HELP, defaults=sampling.DEFAULTS, flags={"n": "-n"})
 def generate(
-    prompt: Annotated[str | None, typer.Argument(help="Code to continue; '-' reads stdin.")] = None,
+    prompt: Annotated[str | None, typer.Argument(metavar="PROMPT", help="Code to continue; '-' reads stdin.")] = None,
     model: options.Model = None,
     file: Annotated[str | None, typer.Option("--file", "-f", help="Read the prompt from a file; '-' is stdin.")] = None,
     suffix: Annotated[str | None, typer.Option(help="Code behind the gap: fill in the middle.")] = None,

@@ -79,7 +79,7 @@ def architecture(config: ModelConfig) -> dict[str, Any]:
         "residual": config.residual,
         "positions": _positions(config),
         "context": config.max_positions,
-        "window": next(iter(windows)) if len(windows) == 1 else "in some layers: " + str(config.sliding_window),
+        "window": next(iter(windows)) if len(windows) == 1 else f"{config.sliding_window} in some layers",
         "vocabulary": config.vocab_size,
         "tied": config.tie_embeddings,
     }
@@ -166,7 +166,7 @@ def readable(num_bytes: int) -> str:
     """Bytes in the unit that fits, with three digits: 1536 -> 1.5 KB, powers of 1000 as disks are sold."""
     size = float(num_bytes)
     for unit in ("bytes", "KB", "MB", "GB"):
-        if size < 1000:
+        if float(f"{size:.3g}") < 1000:
             return f"{size:.3g} {unit}"
         size /= 1000
     return f"{size:.3g} TB"

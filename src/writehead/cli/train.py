@@ -24,6 +24,7 @@ HELP = {
     "steps": "Optimizer steps.",
     "batch": "Sequences of a pass.",
     "accumulate": "Passes of a step.",
+    "short_share": "Share of the run, from its start, that sees sequences cut in two.",
     "lr": "Highest learning rate.",
     "min_lr": "Last learning rate.",
     "warmup": "Steps of linear warmup.",
@@ -52,5 +53,5 @@ def train(**fields: Any) -> None:
     out: Path = fields["out"]
     print(
         f"{out}: {result.steps} steps, {result.tokens} tokens in {result.seconds / 60:.1f} minutes, "
-        f"{result.held_out_bits_per_byte:.3f} bits per byte on held-out files"
+        f"{result.held_out_bits_per_byte:.3f} bits per byte on held-out files; the model is {result.model}"
     )

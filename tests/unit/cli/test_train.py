@@ -1,0 +1,49 @@
+"""`writehead train`: each field of the config is an option, and a run ends with a model that completes."""
+
+from __future__ import annotations
+
+import dataclasses
+from pathlib import Path
+
+import pytest
+
+from tests.unit.cli.conftest import Run
+from writehead.cli import train
+from writehead.train import TrainConfig, TrainResult
+
+VALUES = {
+    "corpus": "folder", "pattern": "*.txt", "held_out": 0.5, "vocab_size": 400, "fim_rate": 0.1, "function_rate": 0.2,
+    "layers": 2, "width": 64, "heads": 2, "context": 32, "steps": 9, "batch": 3, "accumulate": 2, "short_share": 0.3,
+    "lr": 0.01, "min_lr": 0.001, "warmup": 1, "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.7, "clip": 2.0,
+    "dtype": "bfloat16", "seed": 5, "minutes": 0.5, "checkpoint_minutes": 1.5, "eval_every": 4, "eval_files": 2,
+    "threads": 1,
+}  # fmt: skip
+
+
+def test_every_field_is_an_option(run: Run, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    names = {field.name for field in dataclasses.fields(TrainConfig)}
+    assert set(train.HELP) == names == {*VALUES, "out", "resume"}
+    seen: list[TrainConfig] = []
+
+    def spy(config: TrainConfig, *, show_progress: bool) -> TrainResult:
+        assert not show_progress
+        seen.append(config)
+        values = {field.name: tmp_path for field in dataclasses.fields(TrainResult)}
+        numbers = {"steps": 9, "tokens": 100, "seconds": 90.0, "held_out_bits_per_byte": 2.5}
+        return TrainResult(**{**values, **numbers})  # type: ignore[arg-type]
+
+    monkeypatch.setattr("writehead.train.train", spy)
+    arguments = [f"--{name.replace('_', '-')}={value}" for name, value in VALUES.items()]
+    done = run("train", "--out", tmp_path, "--resume", *arguments)
+    assert done.code == 0, done.err
+    assert seen == [TrainConfig(out=tmp_path, resume=True, **VALUES)]  # type: ignore[arg-type]
+    assert f"{tmp_path}: 9 steps, 100 tokens in 1.5 minutes, 2.500 bits per byte on held-out files" in done.out
+    assert run("train", "--out", tmp_path).code == 0
+    assert seen[1] == TrainConfig(out=tmp_path)
+
+
+def test_a_value_that_cannot_work(run: Run, tmp_path: Path) -> None:
+    done = run("train", "--out", tmp_path / "out", "--heads", "3")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: training option width is 256, but it must be a multiple of the 3 heads\n"
+    assert not (tmp_path / "out").exists()
