@@ -73,9 +73,9 @@ def function_bodies(
 ) -> BodyResult:
     """Complete `count` bodies of held-out files, chosen by the hash of their place, and check each."""
     bodies = choose_bodies(files, count)
-    room = context - MAX_NEW_TOKENS
-    prompts = [encode_text(tokenizer, body.prompt)[-room:] for body in bodies]
-    completions = tuple(complete(prompts, MAX_NEW_TOKENS))
+    limit = min(MAX_NEW_TOKENS, context // 2)
+    prompts = [encode_text(tokenizer, body.prompt)[limit - context :] for body in bodies]
+    completions = tuple(complete(prompts, limit))
     passed = tuple(is_function(b, c) for b, c in zip(bodies, completions, strict=True))
     return BodyResult(tuple(bodies), completions, passed)
 

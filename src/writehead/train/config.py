@@ -42,7 +42,7 @@ class TrainConfig:
     batch: int = 2  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
     short_share: float = 0.6  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
-    lr: float = 2.5e-3
+    lr: float = 1.2e-3
     min_lr: float = 2.5e-5
     warmup: int = 100
     weight_decay: float = 0.1

@@ -87,8 +87,8 @@ It is here so that the first command shows something; it writes plausible Python
 
 | | |
 | --- | --- |
-| parameters | {report.num_parameters:,} ({config.layers} layers, width {config.width}, {config.heads} query heads that \
-share one key/value head, {config.context} learned positions, tied head), stored in bf16 |
+| parameters | {report.num_parameters:,} ({config.layers} layers, width {config.width}, {config.heads} query heads \
+that share one key/value head, {config.context} learned positions, tied head), stored in bf16 |
 | tokenizer | byte-level BPE of its own, {config.vocab_size} tokens, digits apart, StarCoder's special tokens |
 | data | {source}: {len(corpus.train)} files, {train_bytes:,} bytes; without character tables, generated texts, exact \
 duplicates and files that are not valid UTF-8 Python |
@@ -122,7 +122,8 @@ for `ast.parse`, with a statement of its own. A completion that does not end fai
 
 
 def _options(config: TrainConfig) -> dict[str, object]:
-    """The options that decide the result."""
+    """The options that decide the result; a folder's name is nobody's business."""
     hidden = {"out", "resume", "threads", "checkpoint_minutes", "eval_every", "eval_files"}
+    hidden |= set() if config.corpus == STDLIB else {"corpus"}
     names = [f.name for f in dataclasses.fields(config) if f.name not in hidden]
     return {name: config.as_json()[name] for name in names}

@@ -4,7 +4,15 @@ from __future__ import annotations
 
 import pytest
 
-from writehead.train.bodies import Body, Completion, choose_bodies, find_bodies, function_bodies, is_function, until_dedent
+from writehead.train.bodies import (
+    Body,
+    Completion,
+    choose_bodies,
+    find_bodies,
+    function_bodies,
+    is_function,
+    until_dedent,
+)
 from writehead.train.corpus import SourceFile
 from writehead.train.vocabulary import encode_text, train_tokenizer
 
@@ -113,10 +121,10 @@ def test_function_bodies_completes_left_cut_prompts_and_counts() -> None:
     def complete(prompts: list[list[int]], limit: int) -> list[Completion]:
         seen.extend(prompts)
         texts = [tokenizer.decode(p) for p in prompts]
-        assert limit == 400
+        assert limit == 20
         return [Completion("\n    return 1" if t.endswith('"""') else "\n        return (", True) for t in texts]
 
-    result = function_bodies([FILE], tokenizer, complete, count=2, context=420)
+    result = function_bodies([FILE], tokenizer, complete, count=2, context=40)
     assert [len(p) for p in seen] == [20, 20]
     assert all(encode_text(tokenizer, b.prompt)[-20:] == p for b, p in zip(result.bodies, seen, strict=True))
     assert result.num_passed == 1
