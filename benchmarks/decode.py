@@ -28,7 +28,9 @@ class Ours:
         self.llm = llm
         params = SamplingParams(temperature=0, max_tokens=new, ignore_eos=True)
         self.sequences = [
-            s for i, p in enumerate(prompts) for s in llm.engine.add(llm._request(p, params, f"prompt {i}"))
+            s
+            for i, p in enumerate(prompts)
+            for s in llm.engine.add(llm._intake.request(p, params, where=f"prompt {i}"))
         ]
         while any(s.num_output == 0 for s in self.sequences):
             llm.engine.step()

@@ -46,9 +46,8 @@ def main() -> None:
     queries, broadcast = times["reference"][1:], times["reference-broadcast"][1:]
     ratio = statistics.median(b / q for q, b in zip(queries, broadcast, strict=True))
     difference = (outputs["reference"] - outputs["reference-broadcast"]).abs().max().item()
-    print(
-        f"heads as queries {statistics.median(queries) * 1e3:.2f} ms, broadcast {statistics.median(broadcast) * 1e3:.2f} ms"
-    )
+    for name, values in (("heads as queries", queries), ("broadcast", broadcast)):
+        print(f"{name}: {statistics.median(values) * 1e3:.2f} ms")
     print(f"broadcast / heads as queries: {ratio:.2f} (median of {args.rounds} alternated rounds)")
     print(json.dumps({**vars(args), "ratio": round(ratio, 3), "largest_difference": difference}))
 

@@ -84,9 +84,7 @@ def main() -> None:
     excess = statistics.median(
         f - t - r for f, t, r in zip(seconds["first_token"], seconds["import_torch"], seconds["read_file"], strict=True)
     )
-    print(
-        f"import torch {medians['import_torch']} s, reading {medians['read_file']} s, first token {medians['first_token']} s"
-    )
+    print(", ".join(f"{name} {value} s" for name, value in medians.items()))
     print(f"first token over import torch plus reading: {excess:+.2f} s (median of {args.rounds} rounds)")
     print(f"peak anonymous memory / weights at {args.weights}: {peak / weights:.3f}")
     print(json.dumps({**medians, "excess_s": round(excess, 3), "memory_ratio": round(peak / weights, 4)}))
