@@ -150,7 +150,7 @@ _FALCON_VARIANTS: Variants = {
     "11b": {"new_decoder_architecture": True, "num_kv_heads": 1, "num_ln_in_parallel_attn": 1, **NEW_THETA},
     "rw": {"alibi": True, "multi_query": False, "parallel_attn": False, "bias": True},
     "rw-six-heads": {"alibi": True, "multi_query": False, "hidden_size": 48, "num_attention_heads": 6},
-    "alibi-mqa": {"alibi": True, "activation": "gelu_pytorch_tanh", "num_attention_heads": 8},
+    "alibi-mqa": {"alibi": True, "activation": "gelu_pytorch_tanh", "hidden_size": 64, "num_attention_heads": 16},
     "alibi-40b": {"alibi": True, "new_decoder_architecture": True, "num_kv_heads": 2},
     "sequential-mqa": {"parallel_attn": False, "layer_norm_epsilon": 1e-3},
     "parallel-mha": {"multi_query": False},
