@@ -233,7 +233,7 @@ def hf_config(
 
 def _single(value: float) -> float:
     """A number that the file holds in single precision, as it was written before: 1e-05, not 9.99999974e-06."""
-    return float(f"{value:.7g}")
+    return value if value.is_integer() else float(f"{value:.7g}")
 
 
 def _number(reader: ConfigReader, key: str) -> float | int:
@@ -303,12 +303,14 @@ def _divided(reader: ConfigReader, plain: Values, head_dim: int, read: Read | No
     if read is None:
         raise ConfigError(f"{reader.source}: 'rope_freqs.weight' scales the rotation and cannot be read here")
     divisors = read("rope_freqs.weight").float().flatten()
+    if len(divisors) != head_dim // 2:
+        raise ConfigError(f"{reader.source}: 'rope_freqs.weight' has {len(divisors)} values; expected {head_dim // 2}")
     theta, trained = plain["rope_theta"], reader.size("rope.scaling.original_context_length", 8192)
     factor = _single(max(divisors.tolist(), default=1.0))
     unscaled = RopeConfig(dim=head_dim, theta=theta, original_max_positions=trained)
     scaled = replace(unscaled, scaling="llama3", factor=factor)
     expected = inverse_frequencies(unscaled)[0] / inverse_frequencies(scaled)[0]
-    if divisors.shape != expected.shape or not torch.allclose(divisors, expected, rtol=1e-4):
+    if not torch.allclose(divisors, expected, rtol=1e-4):
         raise ConfigError(
             f"{reader.source}: 'rope_freqs.weight' does not hold Llama 3.1's scaling by {factor:g}; "
             "writehead supports no other frequencies"

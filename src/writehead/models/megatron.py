@@ -34,9 +34,9 @@ _ONLY: dict[str, tuple[Any, ...]] = {
 }
 
 
-def hf_config(args: Mapping[str, Any]) -> dict[str, Any]:
+def hf_config(args: Mapping[str, Any], *, source: str = "Megatron arguments") -> dict[str, Any]:
     """The Hugging Face config of a training run. Raises ConfigError that names an argument of another kind of model."""
-    reader = ConfigReader(args, source="Megatron arguments")
+    reader = ConfigReader(args, source=source)
     for name, allowed in _ONLY.items():
         reader.require(name, *allowed)
     reader.require("attention_head_type", "multihead", "multiquery")
