@@ -51,24 +51,34 @@ def open_source(model: str | Path | None, *, accept_config_keys: Collection[str]
     """Open a model: a path, a Hub id, or None for the one in the box. Reads headers, no weights."""
     path = BOX if model is None else resolve(str(model))
     checkpoint = open_checkpoint(path)
-    name = str(path)
-    if checkpoint.format == "gguf":
-        values = gguf.hf_config(checkpoint.metadata, checkpoint.tensors)
-    elif checkpoint.format == "megatron":
-        values = megatron.hf_config(checkpoint.config)
-    else:
-        values, name = dict(checkpoint.config), f"{path}/config.json"
+    values, name = _hf_config(path, checkpoint, accept_config_keys)
     family = family_of(values, source=name)
     reader = ConfigReader(values, source=name, accept=accept_config_keys)
     config = family.read(reader)
     reader.finish()
-    if checkpoint.format == "gguf":
-        rules = gguf.rules(config, checkpoint.metadata["general.architecture"], checkpoint.tensors)
-    elif checkpoint.format == "megatron":
-        rules = megatron.rules(config)
-    else:
-        rules = family.rules(config)
+    match checkpoint.format:
+        case "gguf":
+            rules = gguf.rules(config, checkpoint.metadata["general.architecture"], checkpoint.tensors)
+        case "megatron":
+            rules = megatron.rules(config)
+        case _:
+            rules = family.rules(config)
     return ModelSource(path=path, checkpoint=checkpoint, values=values, family=family, config=config, rules=rules)
+
+
+def _hf_config(path: Path, checkpoint: Checkpoint, accept: Collection[str]) -> tuple[dict[str, Any], str]:
+    """The config in Hugging Face's keys, and the name of what it was read from, for errors."""
+    source = str(path)
+    match checkpoint.format:
+        case "gguf":
+            read, tensors = checkpoint.read, checkpoint.tensors
+            return gguf.hf_config(checkpoint.metadata, tensors, read=read, accept=accept, source=source), source
+        case "megatron":
+            return megatron.hf_config(checkpoint.config, source=source), source
+    file = (path if path.is_dir() else path.parent) / "config.json"
+    if not checkpoint.config:
+        raise CheckpointError(f"{file} is missing or empty; the weights beside it cannot be read without it")
+    return dict(checkpoint.config), str(file)
 
 
 def choose_dtype(weights: str) -> torch.dtype:

@@ -103,6 +103,8 @@ def language_model(model: Any, rank: int, ranks: int, stage: int, stages: int) -
         }
     if stage == stages - 1:
         encoder |= {f"final_layernorm.{part}": state[f"transformer.ln_f.{part}"] for part in ("weight", "bias")}
+        if not model.config.tie_word_embeddings:
+            tree["output_layer"] = {"weight": state["lm_head.weight"].chunk(ranks)[rank].clone()}
     return tree
 
 
@@ -143,6 +145,14 @@ def assert_same_logits(path: Path, model: Any) -> None:
 def test_ranks_merge_to_the_model(tmp_path: Path, multi_query: bool, tensor: int, pipeline: int) -> None:
     model = tiny(multi_query=multi_query)
     assert_same_logits(save(tmp_path, model, tensor=tensor, pipeline=pipeline), model)
+
+
+@pytest.mark.parametrize(("tensor", "pipeline"), [(1, 1), (2, 2)])
+def test_an_untied_head_is_read_from_the_last_stage(tmp_path: Path, tensor: int, pipeline: int) -> None:
+    model = tiny(tie_word_embeddings=False)
+    assert not torch.equal(model.lm_head.weight, model.transformer.wte.weight)
+    path = save(tmp_path, model, tensor=tensor, pipeline=pipeline, untie_embeddings_and_output_weights=True)
+    assert_same_logits(path, model)
 
 
 @pytest.mark.parametrize(

@@ -47,6 +47,7 @@ _RULES: tuple[tuple[re.Pattern[str], int | None], ...] = tuple(
         (rf"{_LAYER}\.mlp\.dense_4h_to_h\.weight", 1),
         (rf"{_LAYER}\.mlp\.dense_4h_to_h\.bias", _WHOLE),
         (rf"final_layernorm\.{_WEIGHT_BIAS}", _WHOLE),
+        (r"output_layer\.weight", 0),
     )
 )
 
