@@ -16,8 +16,9 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from writehead import kernels as kernel_backends
 from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
-from writehead.checkpoint.rules import RuleSet, check
+from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.errors import CheckpointError, TokenizerError, UsageError
 from writehead.kernels import Kernels
 from writehead.models import gguf, megatron
@@ -96,6 +97,12 @@ def make_decoder(config: ModelConfig, kernels: Kernels) -> Decoder:
         return Decoder(config, kernels)
 
 
+def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
+    """The name and shape of each parameter of the decoder; tied ones once."""
+    decoder = make_decoder(source.config, kernel_backends.load("reference"))
+    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
+
+
 def build(source: ModelSource, *, dtype: torch.dtype, kernels: Kernels) -> Decoder:
     """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss."""
     decoder = make_decoder(source.config, kernels)
@@ -105,19 +112,27 @@ def build(source: ModelSource, *, dtype: torch.dtype, kernels: Kernels) -> Decod
 
 def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> None:
     """Give a meta decoder memory and stream the checkpoint into it."""
-    tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
-    prefix = source.rules.prefix_of(tensors)
-    rules = source.rules.expand(num_layers, prefix=prefix)
-    shapes = {name: tuple(p.shape) for name, p in decoder.named_parameters()}
-    found = {name: info.shape for name, info in tensors.items()}
-    check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
+    rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
+    check_aliases(source)
     parameters = _allocate(decoder, dtype)
     with torch.no_grad():
         for rule, following in zip(rules, [*rules[1:], None], strict=True):
             for name in following.sources if following else ():
                 source.checkpoint.prefetch(name)  # the disk reads ahead while this one is cast
             rule.load([source.checkpoint.read(name) for name in rule.sources], parameters[rule.target])
-    _check_aliases(source, prefix)
+
+
+def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:
+    """The rules under which the checkpoint serves parameters of these shapes.
+
+    Raises CheckpointError that lists every tensor that is missing, surplus or of the wrong shape.
+    """
+    tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
+    prefix = source.rules.prefix_of(tensors)
+    rules = source.rules.expand(num_layers, prefix=prefix)
+    found = {name: info.shape for name, info in tensors.items()}
+    check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
+    return rules
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
@@ -141,8 +156,8 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     """
     meta = dict(decoder.named_parameters())
     aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
-    size = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
-    block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
+    total = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
+    block = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(block, dtype=torch.uint8)
@@ -157,13 +172,13 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     return parameters
 
 
-def _check_aliases(source: ModelSource, prefix: str) -> None:
+def check_aliases(source: ModelSource) -> None:
     """A tensor that repeats a tied one must hold the same numbers; if not, the config's tie is wrong."""
-    tensors = source.checkpoint.tensors
+    read, prefix = source.checkpoint.read, source.rules.prefix_of(source.checkpoint.tensors)
     for alias, original in (source.rules.aliases or {}).items():
-        found = [name for name in (alias, prefix + alias) if name in tensors]
-        if found and not torch.equal(source.checkpoint.read(found[0]), source.checkpoint.read(prefix + original)):
-            raise CheckpointError(
-                f"{source.path}: '{found[0]}' differs from '{prefix + original}' although the config ties them; "
-                "set tie_word_embeddings to false in config.json if the weights were trained apart"
-            )
+        for name in {alias, prefix + alias} & source.checkpoint.tensors.keys():
+            if not torch.equal(read(name), read(prefix + original)):
+                raise CheckpointError(
+                    f"{source.path}: '{name}' differs from '{prefix + original}' although the config ties them; "
+                    "set tie_word_embeddings to false in config.json if the weights were trained apart"
+                )

@@ -18,11 +18,10 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from writehead import kernels
-from writehead.build import DTYPES, ModelSource, make_decoder, open_source
+from writehead.build import DTYPES, ModelSource, check_aliases, open_source, parameter_shapes, stored_rules
 from writehead.checkpoint import Checkpoint, write_safetensors
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
-from writehead.checkpoint.rules import Rule, Shape, check
+from writehead.checkpoint.rules import Rule, Shape
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, UsageError
 from writehead.models.config import ConfigReader
@@ -105,8 +104,8 @@ def convert(
     if dtype != "keep" and dtype not in DTYPES:
         raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(DTYPES)}")
     source = open_source(model, accept_config_keys=accept_config_keys)
+    check_aliases(source)
     moves, config = _plan(source, None if dtype == "keep" else DTYPES[dtype], accept_config_keys)
-    _check_copies(source)
     specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
     total = sum(tensor.nbytes for tensor in specs.values())
 
@@ -130,34 +129,6 @@ def convert(
         dtypes=sorted({_DTYPE_NAMES[tensor.dtype] for tensor in specs.values()}),
         has_tokenizer=has_tokenizer,
     )
-
-
-def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:
-    """The rules under which the checkpoint serves parameters of these shapes; CheckpointError lists what is amiss."""
-    tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
-    prefix = source.rules.prefix_of(tensors)
-    rules = source.rules.expand(num_layers, prefix=prefix)
-    found = {name: info.shape for name, info in tensors.items()}
-    check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
-    return rules
-
-
-def _check_copies(source: ModelSource) -> None:
-    """A repetition of a tied tensor is not written, so it must hold nothing of its own."""
-    read, prefix = source.checkpoint.read, source.rules.prefix_of(source.checkpoint.tensors)
-    for alias, original in (source.rules.aliases or {}).items():
-        for name in {alias, prefix + alias} & source.checkpoint.tensors.keys():
-            if not torch.equal(read(name), read(prefix + original)):
-                raise CheckpointError(
-                    f"{source.path}: '{name}' differs from '{prefix + original}' although the config ties them; "
-                    "set tie_word_embeddings to false in config.json if the weights were trained apart"
-                )
-
-
-def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
-    """The name and shape of each parameter of the decoder; tied ones once."""
-    decoder = make_decoder(source.config, kernels.load("reference"))
-    return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
 
 
 def _plan(

@@ -20,8 +20,8 @@ from torch import Tensor
 from tests.models import SPECIAL_TOKENS, make_tokenizer, write_tiny_model
 from tests.parity.cases import CASES
 from tests.parity.harness import make_oracle, santacoder_state
-from writehead.build import load_tokenizer, open_source
-from writehead.convert import CLASSES, convert, parameter_shapes, stored_rules
+from writehead.build import load_tokenizer, open_source, parameter_shapes, stored_rules
+from writehead.convert import CLASSES, convert
 from writehead.errors import CheckpointError, ConfigError, UsageError
 from writehead.models.families import FAMILIES
 

@@ -24,8 +24,7 @@ def inspect(
     accept_config_key: options.AcceptConfigKey = None,
 ) -> None:
     """Show what a checkpoint is and what it needs, without loading it."""
-    from writehead.build import open_source
-    from writehead.convert import parameter_shapes, stored_rules
+    from writehead.build import open_source, parameter_shapes, stored_rules
 
     source = open_source(model, accept_config_keys=accept_config_key or ())
     shapes = parameter_shapes(source)
