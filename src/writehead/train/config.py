@@ -42,8 +42,9 @@ class TrainConfig:
     batch: int = 2  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
     short_share: float = 0.6  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
-    lr: float = 1.2e-3
-    min_lr: float = 2.5e-5
+    optimizer: Literal["adamw", "muon"] = "muon"
+    lr: float = 4e-3
+    min_lr: float = 4e-5
     warmup: int = 100
     weight_decay: float = 0.1
     beta1: float = 0.9
@@ -74,6 +75,7 @@ class TrainConfig:
         _require(self.width % self.heads == 0, "width", self.width, f"a multiple of the {self.heads} heads")
         _require(300 <= self.vocab_size <= 65536, "vocab_size", self.vocab_size, "from 300 to 65536")
         _require(self.context >= 16 and self.context % 2 == 0, "context", self.context, "even and at least 16")
+        _require(self.optimizer in ("adamw", "muon"), "optimizer", self.optimizer, "adamw or muon")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "float32 or bfloat16")
         _require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "more than 0")
         _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")

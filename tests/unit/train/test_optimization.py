@@ -5,6 +5,7 @@ from __future__ import annotations
 import dataclasses
 import math
 from pathlib import Path
+from typing import Literal
 
 import pytest
 import torch
@@ -16,7 +17,7 @@ from writehead.train import TrainConfig
 from writehead.train.data import Batch
 from writehead.train.init import initialize
 from writehead.train.loss import loss_sum
-from writehead.train.optimizer import learning_rate, make_optimizer, set_learning_rate
+from writehead.train.optimizer import learning_rate, make_optimizer, orthogonalize, set_learning_rate
 from writehead.train.trainer import model_config, optimizer_step
 
 CONFIG = TrainConfig(out=Path("run"), layers=2, width=64, heads=2, context=64, steps=100, warmup=10, lr=1.0, min_lr=0.1)
@@ -101,9 +102,10 @@ def test_clipping_bounds_the_step() -> None:
     assert math.sqrt(moved) == pytest.approx(1e-3, rel=1e-3)
 
 
-def test_only_matrices_decay() -> None:
+@pytest.mark.parametrize("kind", ["adamw", "muon"])
+def test_only_matrices_decay(kind: Literal["adamw", "muon"]) -> None:
     model = make_model()
-    optimizer = make_optimizer(model, dataclasses.replace(CONFIG, weight_decay=0.5))
+    optimizer = make_optimizer(model, dataclasses.replace(CONFIG, weight_decay=0.5, optimizer=kind))
     set_learning_rate(optimizer, 0.1)
     before = {n: p.detach().clone() for n, p in model.named_parameters()}
     for p in model.parameters():
@@ -111,6 +113,39 @@ def test_only_matrices_decay() -> None:
     optimizer.step()
     for name, p in model.named_parameters():
         torch.testing.assert_close(p.detach(), before[name] * (0.95 if p.ndim >= 2 else 1.0))
+
+
+def test_muon_is_adamw_outside_the_layers_and_orthogonal_inside() -> None:
+    ours, theirs = make_model(), make_model()
+    muon = make_optimizer(ours, dataclasses.replace(CONFIG, lr=1e-2, min_lr=0.0))
+    adamw = make_optimizer(theirs, dataclasses.replace(CONFIG, lr=1e-2, min_lr=0.0, optimizer="adamw"))
+    generator = torch.Generator().manual_seed(2)
+    for _ in range(3):
+        before = {n: p.detach().clone() for n, p in ours.named_parameters()}
+        for a, b in zip(ours.parameters(), theirs.parameters(), strict=True):
+            a.grad = torch.randn(a.shape, generator=generator)
+            b.grad = a.grad.clone()
+        muon.step()
+        adamw.step()
+    others = dict(theirs.named_parameters())
+    for name, p in ours.named_parameters():
+        if p.ndim < 2 or not name.startswith("layers."):
+            torch.testing.assert_close(p, others[name], rtol=1e-5, atol=1e-7)
+        else:  # lr * 0.2 * sqrt(longest side) * a matrix whose singular values are near one
+            moved = (p.detach() - before[name] * (1 - 1e-2 * 0.1)) / (1e-2 * 0.2 * math.sqrt(max(p.shape)))
+            values = torch.linalg.svdvals(moved)
+            assert values.max() < 1.25, name
+            assert values.median() > 0.6, name
+
+
+@pytest.mark.parametrize("shape", [(8, 32), (32, 8), (16, 24)])
+def test_orthogonalize_keeps_directions(shape: tuple[int, int]) -> None:
+    matrix = torch.randn(shape, generator=torch.Generator().manual_seed(3))
+    u, _, vh = torch.linalg.svd(matrix, full_matrices=False)
+    result = u.t() @ orthogonalize(matrix * 1e-3) @ vh.t()
+    diagonal = torch.diagonal(result)
+    assert 0.6 < diagonal.min() <= diagonal.max() < 1.25
+    assert (result - torch.diag(diagonal)).abs().max() < 1e-4
 
 
 @pytest.mark.parametrize(

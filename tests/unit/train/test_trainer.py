@@ -8,7 +8,7 @@ import json
 import os
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal
 
 import pytest
 import torch
@@ -43,7 +43,11 @@ def log(out: Path) -> list[dict[str, Any]]:
     return [json.loads(line) for line in (out / "log.jsonl").read_text().splitlines()]
 
 
-def test_a_resumed_run_is_the_same_run(config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+@pytest.mark.parametrize("optimizer", ["adamw", "muon"])
+def test_a_resumed_run_is_the_same_run(
+    config: TrainConfig, monkeypatch: pytest.MonkeyPatch, tmp_path: Path, optimizer: Literal["adamw", "muon"]
+) -> None:
+    config = dataclasses.replace(config, optimizer=optimizer)
     whole = train(config, show_progress=False)
     parts = dataclasses.replace(config, out=tmp_path / "parts")
     with monkeypatch.context() as patch:
@@ -57,7 +61,8 @@ def test_a_resumed_run_is_the_same_run(config: TrainConfig, monkeypatch: pytest.
     assert a["batches"] == b["batches"]
     assert all(torch.equal(v, b["model"][k]) for k, v in a["model"].items())
     for i, moments in a["optimizer"]["state"].items():
-        assert all(torch.equal(v, b["optimizer"]["state"][i][k]) for k, v in moments.items())
+        for name, value in moments.items():
+            assert torch.equal(torch.as_tensor(value), torch.as_tensor(b["optimizer"]["state"][i][name]))
 
 
 def test_a_run_learns_and_leaves_a_checkpoint_that_generates(config: TrainConfig) -> None:
@@ -142,7 +147,7 @@ def test_an_unwritable_folder_is_one_sentence(config: TrainConfig, tmp_path: Pat
 
 def test_divergence_is_one_sentence(config: TrainConfig) -> None:
     with pytest.raises(UsageError, match="the loss became nan"):
-        train(dataclasses.replace(config, lr=1e38, min_lr=1e38, steps=50, weight_decay=1e3), show_progress=False)
+        train(dataclasses.replace(config, lr=1e30, min_lr=1e30, steps=50), show_progress=False)
 
 
 def test_bfloat16_trains(config: TrainConfig) -> None:
