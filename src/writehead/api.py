@@ -166,7 +166,10 @@ class LLM:
                 if not unfinished:
                     return
                 for event in self.engine.step():
-                    self._events[event.request_id].append(event)
+                    if event.request_id in self._events:
+                        self._events[event.request_id].append(event)
+                    else:  # an interrupt came between its start and the `try` above: nobody waits for it
+                        self.engine.cancel(event.sequence)
         finally:
             for sequence in sequences:
                 self.engine.cancel(sequence)

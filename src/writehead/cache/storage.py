@@ -55,19 +55,20 @@ class KVCache:
         """Zero what was used of a row."""
         self._clear(row, 0)
 
-    def move(self, source: int, target: int) -> None:
-        """Put the content of one row in the place of another's, and free the first."""
+    def copy(self, source: int, target: int) -> None:
+        """Make a row a copy of another. What it held before is gone."""
         length = self._used[source]
+        self.reserve(target, length)
         for tensor in (*self.keys, *self.values):
             tensor[target, :, :length] = tensor[source, :, :length]
         self._clear(target, length)
-        self._used[target] = length
-        self.free(source)
 
     def _clear(self, row: int, start: int) -> None:
-        end, self._used[row] = self._used[row], start
-        for tensor in (*self.keys, *self.values):
-            tensor[row, :, start:end] = 0
+        end = self._used[row]
+        if end > start:
+            for tensor in (*self.keys, *self.values):
+                tensor[row, :, start:end] = 0
+        self._used[row] = start
 
 
 def _zeros(shape: tuple[int, ...], dtype: torch.dtype) -> Tensor:

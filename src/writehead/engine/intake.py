@@ -110,9 +110,9 @@ def as_params(params: SamplingParams | Iterable[SamplingParams] | None, count: i
     if params is None or isinstance(params, SamplingParams):
         return [params or SamplingParams()] * count
     listed = list(params) if isinstance(params, Iterable) else [params]
-    wrong = next((p for p in listed if not isinstance(p, SamplingParams)), None)
-    if wrong is not None:
-        raise UsageError(f"sampling_params has {wrong!r}; expected SamplingParams, or a list of them")
+    wrong = [p for p in listed if not isinstance(p, SamplingParams)]
+    if wrong:
+        raise UsageError(f"sampling_params has {wrong[0]!r}; expected SamplingParams, or a list of them")
     if len(listed) != count:
         raise UsageError(f"sampling_params has {len(listed)} entries for {count} prompts; give one, or one for each")
     return listed

@@ -37,7 +37,8 @@ class Scheduler:
     """First come, first served, over the rows of the cache.
 
     Rows 0 to len(running) - 1 are in use, without holes. A sequence that has ended keeps its row until the next
-    `schedule`, the only place where rows change hands: what a step was told about rows holds until it is over.
+    `schedule`, the only place where rows change hands: what a step was told about rows holds until it is over. An
+    interrupt may come anywhere: each method does nothing that it could not do again.
     """
 
     def __init__(self, cache: KVCache, *, max_step_tokens: int) -> None:
@@ -46,8 +47,6 @@ class Scheduler:
         self.waiting: deque[Sequence] = deque()
         self.running: list[Sequence] = []
         """In the order of arrival."""
-        self._owners: list[Sequence] = []
-        """Of each row in use."""
 
     def add(self, sequence: Sequence) -> None:
         """Queue a sequence."""
@@ -66,28 +65,32 @@ class Scheduler:
                 budget -= num_new
         return Step(tuple(sorted(grants, key=_order))) if grants else None
 
+    def _release(self) -> None:
+        """Free the rows of sequences that have ended; the last rows move into the holes."""
+        live = [s for s in self.running if s.finish_reason is None]
+        if len(live) == len(self.running):
+            return
+        held = {s.held_row for s in live}
+        holes = (row for row in range(len(live)) if row not in held)
+        for sequence in live:
+            if sequence.held_row >= len(live):
+                hole = next(holes)
+                self.cache.copy(sequence.held_row, hole)
+                sequence.row = hole
+        for row in range(len(live), self.cache.num_rows):
+            self.cache.free(row)
+        for sequence in self.running:
+            if sequence.finish_reason is not None:
+                sequence.row = None
+        self.running = live
+
     def _admit(self) -> None:
         while self.waiting and len(self.running) < self.cache.num_rows:
-            sequence = self.waiting.popleft()
-            if sequence.finish_reason is None:
+            sequence = self.waiting[0]
+            if sequence.finish_reason is None and sequence not in self.running:
                 sequence.row = len(self.running)
                 self.running.append(sequence)
-                self._owners.append(sequence)
-
-    def _release(self) -> None:
-        """Free the rows of sequences that have ended; the last row moves into the hole."""
-        ended = [s for s in self.running if s.finish_reason is not None]
-        for sequence in sorted(ended, key=lambda s: s.held_row, reverse=True):  # so that no row moves in vain
-            last = self._owners.pop()
-            if last is sequence:
-                self.cache.free(last.held_row)
-            else:
-                self.cache.move(last.held_row, sequence.held_row)
-                self._owners[sequence.held_row] = last
-                last.row = sequence.row
-            sequence.row = None
-        if ended:
-            self.running = [s for s in self.running if s.row is not None]
+            self.waiting.popleft()
 
 
 def _order(grant: Grant) -> tuple[int, int]:

@@ -31,8 +31,8 @@ class Sequence:
     """The mutable state of one completion. The scheduler owns `row`; the engine all else."""
 
     __slots__ = (
-        "cumulative_logprob", "finish_reason", "index", "logprobs", "num_computed", "num_prompt", "prompt_logprobs",
-        "random", "request", "row", "stop_reason", "stream", "tokens",
+        "cumulative_logprob", "finish_reason", "index", "logprobs", "max_length", "num_computed", "num_prompt",
+        "prompt_logprobs", "random", "request", "row", "stop_reason", "stream", "tokens",
     )  # fmt: skip
 
     def __init__(self, request: Request, index: int, tokenizer: Tokenizer) -> None:
@@ -40,6 +40,9 @@ class Sequence:
         self.request, self.index = request, index
         self.tokens = list(request.prompt_ids)
         self.num_prompt = len(self.tokens)
+        room = request.max_length - self.num_prompt
+        self.max_length = self.num_prompt + (room if params.max_tokens is None else min(params.max_tokens, room))
+        """Tokens at which it ends at the latest, the prompt's among them."""
         self.num_computed = 0
         """Tokens whose keys and values are in the cache."""
         self.row: int | None = None
@@ -95,7 +98,7 @@ class Sequence:
             self.stop_reason = token if token in (params.stop_token_ids or ()) else None
             text = self.stream.push(token) if params.include_stop_str_in_output else ""
             return text + self.stream.finish()
-        full = self.num_output == params.max_tokens or len(self.tokens) == self.request.max_length
+        full = len(self.tokens) >= self.max_length
         text = self.stream.push(token) + (self.stream.finish() if full else "")
         if self.stream.stopped is not None:
             self.finish_reason, self.stop_reason = "stop", self.stream.stopped

@@ -16,6 +16,27 @@ from writehead.engine.sequence import Sequence
 CAPACITY = 40
 
 
+class FusedCache(KVCache):
+    """Its work is interrupted when the fuse has burnt down, once."""
+
+    fuse = 0
+
+    def copy(self, source: int, target: int) -> None:
+        self.burn()
+        super().copy(source, target)
+        self.burn()
+
+    def free(self, row: int) -> None:
+        self.burn()
+        super().free(row)
+        self.burn()
+
+    def burn(self) -> None:
+        self.fuse -= 1
+        if self.fuse == 0:
+            raise KeyboardInterrupt
+
+
 @dataclass
 class Simulation:
     """Runs steps, and checks after each what must hold at all times."""
@@ -26,7 +47,7 @@ class Simulation:
     num_ended: int = 0
 
     def __post_init__(self) -> None:
-        self.cache = KVCache(
+        self.cache = FusedCache(
             num_layers=1, num_kv_heads=1, head_dim=1, num_rows=self.num_rows, capacity=CAPACITY, dtype=torch.float32
         )
         self.scheduler = Scheduler(self.cache, max_step_tokens=self.max_step_tokens)
@@ -39,7 +60,10 @@ class Simulation:
         return sequence
 
     def step(self) -> Step | None:
-        step = self.scheduler.schedule()
+        try:
+            step = self.scheduler.schedule()
+        except KeyboardInterrupt:
+            step = self.scheduler.schedule()
         self.check_rows()
         if step is None:
             assert all(s.finish_reason for s in self.arrived)
@@ -93,12 +117,13 @@ class Simulation:
 
 ADD = st.tuples(st.just("add"), st.integers(1, 25), st.integers(1, 10))
 STEP = st.tuples(st.just("step"), st.integers(1, 4), st.just(0))
+FUSE = st.tuples(st.just("fuse"), st.integers(1, 8), st.just(0))
 CANCEL = st.tuples(st.just("cancel"), st.integers(0, 30), st.just(0))
 
 
 @settings(max_examples=150)
-@given(st.integers(1, 5), st.integers(0, 12), st.lists(st.one_of(ADD, ADD, STEP, CANCEL), max_size=25))
-def test_any_order_of_arrivals_steps_and_cancels(
+@given(st.integers(1, 5), st.integers(0, 12), st.lists(st.one_of(ADD, ADD, STEP, CANCEL, FUSE), max_size=25))
+def test_any_order_of_arrivals_steps_cancels_and_interrupts(
     num_rows: int, spare: int, operations: list[tuple[str, int, int]]
 ) -> None:
     simulation = Simulation(num_rows, num_rows + spare)
@@ -108,6 +133,8 @@ def test_any_order_of_arrivals_steps_and_cancels(
         elif name == "step":
             for _ in range(first):
                 simulation.step()
+        elif name == "fuse":
+            simulation.cache.fuse = first
         elif first < len(simulation.arrived) and simulation.arrived[first].finish_reason is None:
             simulation.arrived[first].finish_reason = "abort"
             simulation.num_ended += 1
