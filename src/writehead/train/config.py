@@ -38,8 +38,8 @@ class TrainConfig:
     context: int = 1024
 
     # optimization
-    steps: int = 3000
-    batch: int = 2  # sequences of `context` tokens a pass
+    steps: int = 3500
+    batch: int = 3  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
     short_share: float = 0.6  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
     optimizer: Literal["adamw", "muon"] = "muon"
