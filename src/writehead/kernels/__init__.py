@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import logging
+
 from writehead.errors import UsageError
+from writehead.kernels import onednn
 from writehead.kernels.contract import AttentionSpec, CacheView, Group, Kernels
 from writehead.kernels.reference import ReferenceKernels
 
 __all__ = ["AttentionSpec", "CacheView", "Group", "Kernels", "load"]
 
-BACKENDS = ("auto", "reference", "reference-broadcast")
+BACKENDS = ("auto", "onednn", "reference", "reference-broadcast")
 
 
 def load(name: str = "auto") -> Kernels:
@@ -17,7 +20,15 @@ def load(name: str = "auto") -> Kernels:
     `reference-broadcast` is the reference with the other published MQA computation, for comparisons.
     """
     match name:
-        case "auto" | "reference":
+        case "auto" | "onednn":
+            reason = onednn.unavailable()
+            if reason is None:
+                return onednn.OneDNNKernels()
+            if name == "onednn":
+                raise UsageError(f"kernels: 'onednn' cannot be used, {reason}; choose auto or reference")
+            logging.getLogger(__name__).warning("kernels: %s; using the reference, which is slower", reason)
+            return ReferenceKernels("queries")
+        case "reference":
             return ReferenceKernels("queries")
         case "reference-broadcast":
             return ReferenceKernels("broadcast")
