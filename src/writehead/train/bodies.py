@@ -1,7 +1,8 @@
 """Function bodies: does a model write code that parses, and does it know where a function ends?
 
 A body is cut from a held-out file after the signature and docstring. The prompt is the file up to there, as an editor
-would send it, without the line break that follows. The completion ends where the model ends the text, or before its
+would send it, or the function alone at column 0, as a user would type it; without the line break that follows. The
+completion ends where the model ends the text, or before its
 first line that is indented no deeper than the `def`; it counts if header and completion are one valid function with at
 least one statement. A completion that does not end within the limit fails.
 """
@@ -12,7 +13,7 @@ import ast
 import hashlib
 import warnings
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tokenizers import Tokenizer
 
@@ -68,11 +69,8 @@ class BodyResult:
         return sum(chosen), len(chosen)
 
 
-def function_bodies(
-    files: Sequence[SourceFile], tokenizer: Tokenizer, complete: Complete, *, count: int = 100, context: int
-) -> BodyResult:
-    """Complete `count` bodies of held-out files, chosen by the hash of their place, and check each."""
-    bodies = choose_bodies(files, count)
+def function_bodies(bodies: Sequence[Body], tokenizer: Tokenizer, complete: Complete, *, context: int) -> BodyResult:
+    """Complete each body greedily and check it. A prompt too long for the context loses its beginning."""
     limit = min(MAX_NEW_TOKENS, context // 2)
     prompts = [encode_text(tokenizer, body.prompt)[limit - context :] for body in bodies]
     completions = tuple(complete(prompts, limit))
@@ -85,6 +83,13 @@ def choose_bodies(files: Sequence[SourceFile], count: int) -> list[Body]:
     found = [body for file in files if file.path.endswith(".py") for body in find_bodies(file)]
     found.sort(key=lambda b: hashlib.sha256(f"{b.path}:{b.name}:{b.line}".encode()).digest())
     return found[:count]
+
+
+def alone(body: Body) -> Body:
+    """The same function at column 0 with nothing before it."""
+    lines = [line.removeprefix(" " * body.indent) for line in body.header.split("\n")]
+    header = "\n".join(lines)
+    return replace(body, prompt=header, header=header, indent=0)
 
 
 def find_bodies(file: SourceFile) -> list[Body]:

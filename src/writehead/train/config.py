@@ -28,8 +28,8 @@ class TrainConfig:
 
     # text
     vocab_size: int = 4096
-    fim_rate: float = 0.5  # share of the documents that are turned into fill-in-the-middle
-    function_rate: float = 0.3  # share of the other documents that are shown one function at a time
+    fim_rate: float = 0.3  # share of the documents that are turned into fill-in-the-middle
+    function_rate: float = 0.5  # share of the other documents that are shown one function at a time
 
     # model
     layers: int = 4
@@ -41,7 +41,7 @@ class TrainConfig:
     steps: int = 3500
     batch: int = 3  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
-    short_share: float = 0.6  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
+    short_share: float = 0.75  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
     optimizer: Literal["adamw", "muon"] = "muon"
     lr: float = 4e-3
     min_lr: float = 4e-5

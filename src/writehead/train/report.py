@@ -17,7 +17,7 @@ from writehead import kernels
 from writehead.build import build, open_source
 from writehead.errors import UsageError
 from writehead.train import folder
-from writehead.train.bodies import BodyResult, Complete, function_bodies
+from writehead.train.bodies import BodyResult, Complete, alone, choose_bodies, function_bodies
 from writehead.train.config import STDLIB, TrainConfig
 from writehead.train.corpus import Corpus, SourceFile, read_corpus
 from writehead.train.evaluate import CodeLength, bits_per_byte, xz_bits_per_byte
@@ -30,7 +30,8 @@ class Report:
 
     model: CodeLength
     xz: CodeLength
-    bodies: BodyResult
+    in_file: BodyResult
+    alone: BodyResult
     num_parameters: int
 
 
@@ -55,23 +56,27 @@ def publish(config: TrainConfig, out: Path, *, complete_with: Callable[[Path], C
     return report
 
 
+NUM_BODIES = 100
+
+
 def evaluate(checkpoint: Path, files: tuple[SourceFile, ...], complete: Complete) -> Report:
     """Measure a checkpoint, as stored, on files."""
     model = build(open_source(checkpoint), dtype=torch.float32, kernels=kernels.load("reference"))
     tokenizer = folder.read_tokenizer(checkpoint)
     texts = [file.text for file in files]
     context = model.config.max_positions
+    bodies = choose_bodies(files, NUM_BODIES)
     return Report(
         model=bits_per_byte(model, tokenizer, texts, context=context),
         xz=xz_bits_per_byte(texts),
-        bodies=function_bodies(files, tokenizer, complete, context=context),
+        in_file=function_bodies(bodies, tokenizer, complete, context=context),
+        alone=function_bodies([alone(body) for body in bodies], tokenizer, complete, context=context),
         num_parameters=sum(p.numel() for p in model.parameters()),
     )
 
 
 def card(config: TrainConfig, corpus: Corpus, progress: Progress, report: Report) -> str:
     """The model card, in Markdown."""
-    passed, documented = report.bodies.with_docstring
     fewer = report.model.shorter_than(report.xz)
     train_bytes, held_out_bytes = (sum(len(f.text.encode()) for f in part) for part in (corpus.train, corpus.held_out))
     digest = hashlib.sha256(corpus.manifest().encode()).hexdigest()
@@ -104,14 +109,15 @@ model nor the tokenizer saw them |
 | bits a byte, this model | {report.model.mean:.3f} |
 | bits a byte, `xz -9e` file by file | {report.xz.mean:.3f} |
 | files that need fewer bits than `xz -9e` | {fewer} of {len(corpus.held_out)} |
-| function bodies that parse up to the end of the function, greedy | {report.bodies.num_passed} of \
-{len(report.bodies.passed)} (of those with a docstring: {passed} of {documented}) |
+| function bodies that parse up to the function's end, greedy, after the function alone | {_passed(report.alone)} |
+| the same after the file up to there | {_passed(report.in_file)} |
 
-Bits a byte: each file from its first byte, windows of {config.context} tokens that overlap by half. Bodies: functions \
-with at least two
-statements, chosen by hash; the prompt is the file up to the end of signature and docstring, without the line break; the
-completion ends at the first line that is indented no deeper than its `def`; header and completion must be one function
-for `ast.parse`, with a statement of its own. A completion that does not end fails.
+Bits a byte: each file from its first byte, windows of {config.context} tokens that overlap by half.
+
+Bodies: functions with at least two statements, chosen by hash. The prompt ends with the signature and the docstring (if
+there is one), without the line break, and starts with the `def` at column 0, or with the file (cut on the left to fit).
+The completion ends at the first line that is indented no deeper than its `def`; header and completion must be one
+function for `ast.parse`, with a statement of its own. A completion that does not end fails.
 
 ## Options of the run
 
@@ -119,6 +125,11 @@ for `ast.parse`, with a statement of its own. A completion that does not end fai
 {json.dumps(_options(config), indent=2)}
 ```
 """
+
+
+def _passed(result: BodyResult) -> str:
+    passed, documented = result.with_docstring
+    return f"{result.num_passed} of {len(result.passed)} (of those with a docstring: {passed} of {documented})"
 
 
 def _options(config: TrainConfig) -> dict[str, object]:

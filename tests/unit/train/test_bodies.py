@@ -7,6 +7,7 @@ import pytest
 from writehead.train.bodies import (
     Body,
     Completion,
+    alone,
     choose_bodies,
     find_bodies,
     function_bodies,
@@ -68,6 +69,14 @@ def test_bodies_are_cut_after_signature_and_docstring() -> None:
     assert (method.indent, method.has_docstring) == (4, False)
 
 
+def test_alone_is_the_function_at_column_0() -> None:
+    header = '    def f(self,\n          x):\n        """One.\n\n      More.\n   Less.\n        """'
+    body = alone(Body("a.py", "f", 3, "class A:\n" + header, header, 4, True))
+    assert body.prompt == body.header == 'def f(self,\n      x):\n    """One.\n\n  More.\n   Less.\n    """'
+    assert body.indent == 0
+    assert is_function(body, Completion("\n    return x\n\n\ndef g", False))
+
+
 def body(indent: int = 0, *, docstring: bool = False) -> Body:
     pad = " " * indent
     header = f"{pad}def f(x):" + (f'\n{pad}    """Doc."""' if docstring else "")
@@ -124,7 +133,7 @@ def test_function_bodies_completes_left_cut_prompts_and_counts() -> None:
         assert limit == 20
         return [Completion("\n    return 1" if t.endswith('"""') else "\n        return (", True) for t in texts]
 
-    result = function_bodies([FILE], tokenizer, complete, count=2, context=40)
+    result = function_bodies(find_bodies(FILE), tokenizer, complete, context=40)
     assert [len(p) for p in seen] == [20, 20]
     assert all(encode_text(tokenizer, b.prompt)[-20:] == p for b, p in zip(result.bodies, seen, strict=True))
     assert result.num_passed == 1
