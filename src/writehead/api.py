@@ -20,7 +20,7 @@ from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
 from writehead.models.decoder import Decoder
-from writehead.text import detect_fim, encode_chat, stop_ids
+from writehead.text import detect_fim, stop_ids
 
 Message = Mapping[str, Any]
 
@@ -147,6 +147,8 @@ class LLM:
 
     def encode_chat(self, messages: Seq[Message]) -> list[int]:
         """The token ids of a conversation, ready for the assistant's answer."""
+        from writehead.text.chat import encode_chat
+
         return encode_chat(self.tokenizer, messages)
 
     def _run(self, requests: list[Request]) -> Generator[Event]:

@@ -8,7 +8,9 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 from __future__ import annotations
 
 import mmap
+import os
 from collections.abc import Collection, Mapping
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -31,6 +33,8 @@ BOX = Path(__file__).parent / "box"
 """The model in the box."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+NUM_LOADERS = min(4, os.cpu_count() or 1)
 
 _HUGE_PAGE = 1 << 21
 
@@ -115,11 +119,16 @@ def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> N
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
     parameters = _allocate(decoder, dtype)
-    with torch.no_grad():
-        for rule, following in zip(rules, [*rules[1:], None], strict=True):
-            for name in following.sources if following else ():
-                source.checkpoint.prefetch(name)  # the disk reads ahead while this one is cast
-            rule.load([source.checkpoint.read(name) for name in rule.sources], parameters[rule.target])
+    read = source.checkpoint.read
+
+    def load(rule: Rule) -> None:
+        with torch.no_grad():
+            rule.load([read(name) for name in rule.sources], parameters[rule.target])
+
+    # Most of the time goes to first touches of memory, which threads of their own overlap better than torch's.
+    with ThreadPoolExecutor(NUM_LOADERS) as pool:
+        for _ in pool.map(load, rules):
+            pass
 
 
 def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:

@@ -3,14 +3,13 @@
     Tokenizer      reads a checkpoint's own files or GGUF metadata; text never becomes a control token by accident
     TextStream     the text of a completion as its tokens arrive, cut at stop strings
     detect_fim     how a vocabulary is asked to fill in the middle: FimFormat, fim_prompt, stop_ids
-    render_chat    a chat template in a sandbox; encode_chat gives ids, with messages kept as text
+    text.chat      chat templates in a sandbox; a module of its own, so that only a chat pays for importing jinja2
 
 Nothing here knows a model or a device.
 """
 
 from __future__ import annotations
 
-from writehead.text.chat import encode_chat, render_chat
 from writehead.text.families import FimMode
 from writehead.text.prompt import FimFormat, detect_fim, fim_prompt, stop_ids
 from writehead.text.stream import StopStrings, TextStream
@@ -23,8 +22,6 @@ __all__ = [
     "TextStream",
     "Tokenizer",
     "detect_fim",
-    "encode_chat",
     "fim_prompt",
-    "render_chat",
     "stop_ids",
 ]

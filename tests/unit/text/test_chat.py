@@ -12,7 +12,8 @@ from transformers.utils.chat_template_utils import render_jinja_template
 
 from tests.unit.text.conftest import TokenizerMaker, llama_json, write_checkpoint
 from writehead.errors import PromptError, TokenizerError
-from writehead.text import Tokenizer, encode_chat, render_chat, sandbox
+from writehead.text import Tokenizer, sandbox
+from writehead.text.chat import encode_chat, render_chat
 
 CHATML = (
     "{% for message in messages %}{% if loop.first and messages[0]['role'] != 'system' %}"
