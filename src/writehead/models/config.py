@@ -189,6 +189,10 @@ HARMLESS = frozenset([
     "remove_invalid_values", "exponential_decay_length_penalty", "tf_legacy_loss", "tie_encoder_decoder", "n_ctx",
     "inference_runner", "max_batch_size", "max_sequence_length", "pre_allocate_kv_cache", "validate_runner_input",
     "pad_key_length", "fused_softmax", "predict_last_token", "attention_implementation", "runner_max_sequence_length",
+    "n_special", "predict_special_tokens", "output_past", "_num_labels", "attention_probs_dropout_prob",
+    "hidden_dropout_prob", "custom_pipelines", "transformers.js_config", "is_llama_config", "unsloth_fixed",
+    "unsloth_version", "_attn_implementation", "attn_implementation", "_flash_attn_2_enabled", "_commit_hash",
+    "neftune_noise_alpha", "model_max_length",
 ])
 # fmt: on
 """`attention_softmax_in_fp32` and its scale: mathematically without effect; our softmax is always computed in fp32."""
@@ -208,6 +212,19 @@ class ConfigReader:
     def defaults(self, **values: Any) -> None:
         """What keys mean that are absent: the defaults of the family's config class. A key that is null stays null."""
         self.values = {**values, **self.values}
+
+    def alias(self, **names: str) -> None:
+        """Other names of keys, alias=key: the alias counts where the key is absent and must agree where it is not."""
+        for alias, key in names.items():
+            self._accounted.add(alias)
+            value = self.values.get(alias)
+            if value is not None and not self.has(key):
+                self.values[key] = value
+            if value is not None and self.values[key] != value:
+                raise ConfigError(
+                    f"{self.source}: '{alias}' is {short(value)} and '{key}' is {short(self.values[key])}, but "
+                    "they are two names of one number; correct one of them"
+                )
 
     def has(self, key: str) -> bool:
         """Whether the key is present and not null; does not account for it."""
@@ -276,6 +293,13 @@ class ConfigReader:
         unknown = sorted(k for k, v in self.values.items() if k not in self._accounted and v is not None)
         if not unknown:
             return
+        if "quantization_config" in unknown:
+            about = self.values["quantization_config"]
+            method = about.get("quant_method") if isinstance(about, dict) else None
+            raise ConfigError(
+                f"{self.source}: 'quantization_config' says that the weights are quantized ({short(method or about)}), "
+                "which writehead does not read; use the original model, or a GGUF file of it"
+            )
         near = difflib.get_close_matches(unknown[0], self._accounted, n=1)
         hint = f" (did you mean '{near[0]}'?)" if near else ""
         raise ConfigError(

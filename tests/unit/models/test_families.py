@@ -13,6 +13,14 @@ from writehead.models.families import FAMILIES, Family, family_of
 
 ROTARY = [f for f in FAMILIES.values() if f.name not in ("gpt_bigcode", "gpt2", "santacoder")]
 
+REFINED_WEB: dict[str, Any] = {
+    "vocab_size": 250880, "hidden_size": 64, "n_layer": 2, "n_head": 8, "layer_norm_epsilon": 1e-5,
+    "initializer_range": 0.02, "use_cache": True, "bos_token_id": 1, "eos_token_id": 2, "hidden_dropout": 0.0,
+    "apply_residual_connection_post_layernorm": False, "attention_dropout": 0.0, "multi_query": False, "alibi": False,
+    "bias": False, "parallel_attn": False, "activation": "gelu",
+}  # fmt: skip
+"""The defaults of the class RWConfig in the repositories of the first Falcon models."""
+
 
 def bare(family: Family) -> dict[str, Any]:
     """The shortest config of a family."""
@@ -22,6 +30,8 @@ def bare(family: Family) -> dict[str, Any]:
 
 def complete(family: Family) -> dict[str, Any]:
     """The config class's own keys with their defaults."""
+    if family.name == "refined_web":  # transformers never knew it
+        return bare(family) | REFINED_WEB
     values: dict[str, Any] = AutoConfig.for_model(family.model_type or family.name).to_dict()
     return values | bare(family)
 
@@ -121,7 +131,7 @@ def test_sliding_windows(values: dict[str, Any], windows: list[int | None]) -> N
         ({"model_type": "llama", "partial_rotary_factor": 0.5}, "'partial_rotary_factor' is 0.5"),
         ({"model_type": "llama", "num_attention_heads": 5}, "a width of 32 cannot be split evenly into 5 heads"),
         ({"model_type": "llama", "num_key_value_heads": 3}, "4 query heads cannot share 3"),
-        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "unknown key 'quantization_config'"),
+        ({"model_type": "llama", "quantization_config": {"bits": 4}}, "'quantization_config' says that"),
         ({"model_type": "starcoder2", "norm_type": "rms"}, "'norm_type' is 'rms'; writehead supports 'layer_norm'"),
         ({"model_type": "starcoder2", "mlp_type": "gated"}, "'mlp_type' is 'gated'"),
         ({"model_type": "gemma", "use_bidirectional_attention": True}, "'use_bidirectional_attention' is True"),

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from reprlib import repr as short
 from typing import Any
 
 from writehead.errors import ConfigError
@@ -17,6 +18,7 @@ from writehead.models.families import (
     mistral,
     qwen2,
     qwen3,
+    refined_web,
     santacoder,
     starcoder2,
 )
@@ -24,7 +26,10 @@ from writehead.models.families.base import Family
 
 __all__ = ["FAMILIES", "Family", "family_of"]
 
-_MODULES = (gpt_bigcode, gpt2, santacoder, starcoder2, llama, mistral, qwen2, qwen3, granite, gemma, falcon, gpt_neox)
+_MODULES = (
+    gpt_bigcode, gpt2, santacoder, starcoder2, llama, mistral, qwen2, qwen3, granite, gemma, falcon, refined_web,
+    gpt_neox,
+)  # fmt: skip
 
 FAMILIES: dict[str, Family] = {m.FAMILY.name: m.FAMILY for m in _MODULES}
 
@@ -33,9 +38,13 @@ def family_of(config: Mapping[str, Any], *, source: str = "config.json") -> Fami
     """The family of a Hugging Face config. Raises ConfigError if there is none."""
     kind = config.get("model_type")
     found = [
-        f for f in FAMILIES.values() if kind == (f.model_type or f.name) and (f.matches is None or f.matches(config))
+        f
+        for f in FAMILIES.values()
+        if kind in (f.model_type or f.name, *f.also) and (f.matches is None or f.matches(config))
     ]
     if not found:
-        known = sorted({f.model_type or f.name for f in FAMILIES.values()})
-        raise ConfigError(f"{source}: model_type is {kind!r}; writehead knows {', '.join(known)}")
+        known = sorted({f.model_type or f.name for f in FAMILIES.values()}, key=str.lower)
+        raise ConfigError(
+            f"{source}: model_type is {short(kind)}; writehead knows {', '.join(known)}, so use a model of one of these"
+        )
     return found[0]

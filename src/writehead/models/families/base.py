@@ -24,6 +24,8 @@ class Family:
     """Tells apart families that share a `model_type`; None: the type alone decides."""
     model_type: str | None = None
     """The `model_type` in config.json, if it is not the family's name."""
+    also: tuple[str, ...] = ()
+    """Further values of `model_type`."""
     export_as: str | None = None
     """The family in whose form `writehead convert` writes it, if it is not its own."""
 

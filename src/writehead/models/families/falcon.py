@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from typing import Any
+
 from writehead.checkpoint.rules import Grouped, RuleSet
 from writehead.models.config import ConfigReader, ModelConfig
 from writehead.models.families.base import Family, head_size, module, rule_set
@@ -9,6 +11,7 @@ from writehead.models.rope import read_rope
 
 
 def read(config: ConfigReader) -> ModelConfig:
+    config.alias(n_head="num_attention_heads", n_layer="num_hidden_layers", n_head_kv="num_kv_heads")
     config.defaults(
         vocab_size=65024, hidden_size=4544, num_hidden_layers=32, num_attention_heads=71, layer_norm_epsilon=1e-5,
         multi_query=True, parallel_attn=True, max_position_embeddings=2048, bos_token_id=11, eos_token_id=11,
@@ -67,6 +70,35 @@ def _num_kv_heads(config: ConfigReader, heads: int, *, new: bool) -> int:
     return shared if new else 1 if multi_query else heads
 
 
+def write(config: ModelConfig) -> dict[str, Any]:
+    """The keys of a model without a rotary scaling."""
+    heads, parallel = config.num_heads, config.residual == "parallel"
+    new = parallel and not (config.shared_norm and config.num_kv_heads in (1, heads))
+    return {
+        "architectures": ["FalconForCausalLM"],
+        "model_type": "falcon",
+        "vocab_size": config.vocab_size,
+        "hidden_size": config.hidden_size,
+        "num_hidden_layers": config.num_layers,
+        "num_attention_heads": heads,
+        "num_kv_heads": config.num_kv_heads,
+        "multi_query": config.num_kv_heads == 1,
+        "new_decoder_architecture": new,
+        "num_ln_in_parallel_attn": (1 if config.shared_norm else 2) if new else None,
+        "parallel_attn": parallel,
+        "ffn_hidden_size": config.intermediate_size,
+        "activation": {"gelu_tanh": "gelu_pytorch_tanh"}.get(config.activation, config.activation),
+        "bias": config.qkv_bias,
+        "alibi": config.positions == "alibi",
+        "rope_theta": 10000.0 if config.rope is None else config.rope.theta,
+        "max_position_embeddings": config.max_positions,
+        "layer_norm_epsilon": config.norm_eps,
+        "tie_word_embeddings": config.tie_embeddings,
+        "bos_token_id": config.bos_id,
+        "eos_token_id": config.eos_ids[0] if len(config.eos_ids) == 1 else list(config.eos_ids) or None,
+    }
+
+
 def rules(config: ModelConfig) -> RuleSet:
     layer, theirs = "layers.{i}", "h.{i}"
     rows = Grouped(config.num_kv_heads, config.num_heads // config.num_kv_heads, config.head_dim)
@@ -88,4 +120,4 @@ def rules(config: ModelConfig) -> RuleSet:
     )
 
 
-FAMILY = Family(name="falcon", read=read, rules=rules)
+FAMILY = Family(name="falcon", read=read, rules=rules, write=write)

@@ -26,6 +26,10 @@ DEFAULTS: dict[str, Any] = {
 
 def read(config: ConfigReader, *, family: str, num_kv_heads: int | None = None, **changes: Any) -> ModelConfig:
     """Read GPT-2's keys. `num_kv_heads` None: as many as query heads; `changes` override what the keys say."""
+    config.alias(
+        hidden_size="n_embd", num_attention_heads="n_head", num_hidden_layers="n_layer",
+        max_position_embeddings="n_positions",
+    )  # fmt: skip
     config.defaults(**DEFAULTS)
     width, heads = config.size("n_embd"), config.size("n_head")
     head_dim = head_size(config, width, heads)

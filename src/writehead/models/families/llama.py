@@ -13,6 +13,7 @@ def read(config: ConfigReader) -> ModelConfig:
         hidden_act="silu", max_position_embeddings=2048, rms_norm_eps=1e-6, bos_token_id=1, eos_token_id=2,
         tie_word_embeddings=False, attention_bias=False, mlp_bias=False,
     )  # fmt: skip
+    config.require("rope_interleaved", False)
     return llama_like.read(
         config, family="llama", **llama_like.attention_bias(config), mlp_bias=config.get("mlp_bias", bool)
     )

@@ -9,6 +9,7 @@ from writehead.models.families.base import Family
 
 def read(config: ConfigReader) -> ModelConfig:
     config.defaults(**llama_like.QWEN)
+    config.require("use_mrope", False)
     return llama_like.read(config, family="qwen2", qkv_bias=True, **llama_like.window(config))
 
 

@@ -16,6 +16,8 @@ def read(config: ConfigReader) -> ModelConfig:
     )  # fmt: skip
     config.require("mlp_type", "default")
     config.require("norm_type", "layer_norm")
+    config.harmless("activation_function", "layer_norm_epsilon")  # left from gpt_bigcode: its other keys say it
+    config.require("scale_attn_weights", True)
     bias = config.get("use_bias", bool)
     return llama_like.read(
         config,
