@@ -6,9 +6,12 @@ import os
 from collections import deque
 from collections.abc import Callable, Collection, Generator, Iterable, Iterator, Mapping
 from collections.abc import Sequence as Seq
+from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing, contextmanager
 from pathlib import Path
 from typing import Any
+
+import torch
 
 from writehead import kernels as kernel_backends
 from writehead.build import build, choose_dtype, load_tokenizer, open_source
@@ -19,6 +22,7 @@ from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
+from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import detect_fim, stop_ids
 
@@ -67,20 +71,13 @@ class LLM:
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
         self.max_model_len = _model_length(max_model_len, source.config.max_positions)
-        self.tokenizer = load_tokenizer(source)
-        self.fim = detect_fim(self.tokenizer)
         dtype = choose_dtype(weights)
-        row_bytes = source.config.cache_values_per_token() * dtype.itemsize * self.max_model_len
-        cache = KVCache(
-            num_layers=source.config.num_layers,
-            num_kv_heads=source.config.num_kv_heads,
-            head_dim=source.config.head_dim,
-            num_rows=_num_rows(row_bytes, max_num_seqs, self.max_model_len),
-            capacity=self.max_model_len,
-            dtype=dtype,
-        )
-        decoder = build(source, dtype=dtype, kernels=kernel_backends.load(kernels))
-        self.engine = Engine(decoder, self.tokenizer, cache, max_step_tokens=max_step_tokens)
+        cache = _make_cache(source.config, dtype, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
+        with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
+            decoder = pool.submit(build, source, dtype=dtype, kernels=kernel_backends.load(kernels))
+            self.tokenizer = load_tokenizer(source)
+            self.engine = Engine(decoder.result(), self.tokenizer, cache, max_step_tokens=max_step_tokens)
+        self.fim = detect_fim(self.tokenizer)
         self._intake = Intake(
             self.tokenizer,
             self.fim,
@@ -207,12 +204,20 @@ def _model_length(wanted: int | None, limit: int) -> int:
     return wanted
 
 
-def _num_rows(row_bytes: int, max_num_seqs: int, max_model_len: int) -> int:
-    """How many sequences the cache may hold: it may grow to half of the machine's memory."""
+def _make_cache(config: ModelConfig, dtype: torch.dtype, *, max_num_seqs: int, max_model_len: int) -> KVCache:
+    """As many rows as may run at once, while the cache stays within half of the machine's memory."""
+    row_bytes = config.cache_values_per_token() * dtype.itemsize * max_model_len
     budget = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     if row_bytes > budget:
         raise UsageError(
             f"one sequence of {max_model_len} tokens needs a cache of {row_bytes / 2**30:.1f} GiB, more than half of "
             f"the memory ({budget / 2**30:.1f} GiB); set max_model_len to at most {max_model_len * budget // row_bytes}"
         )
-    return min(max_num_seqs, budget // row_bytes)
+    return KVCache(
+        num_layers=config.num_layers,
+        num_kv_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        num_rows=min(max_num_seqs, budget // row_bytes),
+        capacity=max_model_len,
+        dtype=dtype,
+    )

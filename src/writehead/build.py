@@ -107,6 +107,7 @@ def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
     return {name: tuple(parameter.shape) for name, parameter in decoder.named_parameters()}
 
 
+@torch.inference_mode(mode=False)  # the mode belongs to a thread; the loading threads would not share the caller's
 def build(source: ModelSource, *, dtype: torch.dtype, kernels: Kernels) -> Decoder:
     """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss."""
     decoder = make_decoder(source.config, kernels)
@@ -119,11 +120,13 @@ def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> N
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
     parameters = _allocate(decoder, dtype)
-    read = source.checkpoint.read
+    checkpoint = source.checkpoint
 
     def load(rule: Rule) -> None:
+        for name in rule.sources:
+            checkpoint.prefetch(name)
         with torch.no_grad():
-            rule.load([read(name) for name in rule.sources], parameters[rule.target])
+            rule.load([checkpoint.read(name) for name in rule.sources], parameters[rule.target])
 
     # Most of the time goes to first touches of memory, which threads of their own overlap better than torch's.
     with ThreadPoolExecutor(NUM_LOADERS) as pool:
