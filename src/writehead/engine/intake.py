@@ -44,7 +44,7 @@ class Intake:
             prompt_ids=tuple(prompt_ids),
             params=params,
             max_length=self.max_length,
-            stop_ids=own | frozenset(params.stop_token_ids or ()),
+            stop_ids=own | params.stop_ids,
         )
 
     def _check(self, prompt_ids: list[int], params: SamplingParams, where: str) -> None:
@@ -59,7 +59,7 @@ class Intake:
         bad = next((i for i in prompt_ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
             raise PromptError(f"{where} has the token id {bad}; the vocabulary has 0 to {self.vocab_size - 1}")
-        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_token_ids or ())):
+        for name, ids in (("logit_bias", params.logit_bias or ()), ("stop_token_ids", params.stop_ids)):
             bad = next((i for i in ids if i >= self.num_sampleable), None)
             if bad is not None:
                 raise UsageError(f"{name} has the token id {bad}; the tokenizer has 0 to {self.num_sampleable - 1}")
@@ -99,9 +99,9 @@ def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
     """One prompt, or several, as a list. A flat list of whole numbers is one prompt."""
     if isinstance(prompts, str | Mapping):
         return [prompts]
-    if not isinstance(prompts, Iterable) or isinstance(prompts, bytes):
+    listed = _listed(prompts)
+    if listed is None:
         raise PromptError(f"the prompt is {prompts!r}; expected text, token ids, a mapping, or a list of these")
-    listed: list[Any] = list(prompts)
     return [listed] if listed and all(_as_id(p) is not None for p in listed) else listed
 
 
@@ -125,11 +125,22 @@ def prompt_text(prompt: Prompt) -> str | None:
 
 
 def _as_ids(value: Any, where: str) -> list[int]:
-    if isinstance(value, Iterable) and not isinstance(value, str | bytes | Mapping):
-        ids = [_as_id(item) for item in value]
-        if None not in ids:
-            return [i for i in ids if i is not None]
-    raise PromptError(f"{where} is neither text nor a list of token ids")
+    listed = _listed(value)
+    ids = [i for item in listed or () if (i := _as_id(item)) is not None]
+    if listed is None or len(ids) < len(listed):
+        raise PromptError(f"{where} is neither text nor a list of token ids")
+    return ids
+
+
+def _listed(value: Any) -> list[Any] | None:
+    """The items of a list, an array or anything else that has items; None for text, a mapping, or what has none."""
+    if isinstance(value, str | bytes | Mapping):
+        return None
+    try:
+        items = iter(value)
+    except TypeError:
+        return None
+    return list(items)
 
 
 def _as_id(value: Any) -> int | None:

@@ -96,7 +96,7 @@ class SamplingParams:
         if len(self.stop_strings) > MAX_STOPS:
             raise UsageError(f"stop has {len(self.stop_strings)} strings; at most {MAX_STOPS} are supported")
         ids = self.stop_token_ids
-        if not isinstance(ids, Collection | None) or not all(_is_id(i) for i in ids or ()):
+        if not isinstance(ids, Collection | None) or not all(map(_is_id, () if ids is None else ids)):
             raise UsageError(f"stop_token_ids is {ids!r}; expected a list of token ids (whole numbers from 0)")
 
     def _check_bias(self) -> None:
@@ -112,7 +112,12 @@ class SamplingParams:
     @property
     def stop_strings(self) -> tuple[str, ...]:
         """The stop strings as a tuple."""
-        return (self.stop,) if isinstance(self.stop, str) else tuple(self.stop or ())
+        return (self.stop,) if isinstance(self.stop, str) else () if self.stop is None else tuple(self.stop)
+
+    @property
+    def stop_ids(self) -> frozenset[int]:
+        """stop_token_ids as a set."""
+        return frozenset[int]() if self.stop_token_ids is None else frozenset(self.stop_token_ids)
 
     @property
     def greedy(self) -> bool:

@@ -95,7 +95,7 @@ class Sequence:
             self.cumulative_logprob += logprobs[token].logprob
         if token in self.request.stop_ids and self.num_output > params.min_tokens:
             self.finish_reason = "stop"
-            self.stop_reason = token if token in (params.stop_token_ids or ()) else None
+            self.stop_reason = token if token in params.stop_ids else None
             text = self.stream.push(token) if params.include_stop_str_in_output else ""
             return text + self.stream.finish()
         full = len(self.tokens) >= self.max_length

@@ -183,7 +183,7 @@ def test_one_prompt_or_several() -> None:
     assert as_prompts([]) == []
 
 
-@pytest.mark.parametrize("prompts", [None, 5, b"def"])
+@pytest.mark.parametrize("prompts", [None, 5, b"def", np.array(5)])
 def test_what_is_no_prompt_at_all(prompts: Any) -> None:
     with pytest.raises(
         PromptError, match=r"^the prompt is .*; expected text, token ids, a mapping, or a list of these$"

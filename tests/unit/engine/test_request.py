@@ -107,6 +107,12 @@ def test_no_token_at_all_makes_sense_when_the_prompt_comes_back(params: dict[str
     assert SamplingParams(max_tokens=0, **params).max_tokens == 0
 
 
+def test_arrays_are_lists() -> None:
+    p = SamplingParams(stop=np.array(["a", "b"]), stop_token_ids=np.array([3, 4]))
+    assert (p.stop_strings, p.stop_ids) == (("a", "b"), frozenset({3, 4}))
+    assert SamplingParams(stop=[], stop_token_ids=()).stop_ids == frozenset()
+
+
 def test_stop_strings_are_a_tuple_whatever_they_were() -> None:
     assert SamplingParams(stop="a").stop_strings == ("a",)
     assert SamplingParams(stop=["a", "b"]).stop_strings == ("a", "b")

@@ -85,7 +85,7 @@ def request(
 ) -> Request:
     """A request, greedy unless told otherwise."""
     asked = SamplingParams(**{"temperature": 0.0, **params})
-    stops = frozenset(stop_ids) | frozenset(asked.stop_token_ids or ())
+    stops = frozenset(stop_ids) | asked.stop_ids
     return Request(id=id, prompt_ids=tuple(prompt), params=asked, max_length=max_length, stop_ids=stops)
 
 
