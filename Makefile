@@ -17,7 +17,7 @@ help:
 	@echo "make check    format, lint, types and layers, as CI runs them"
 	@echo "make format   rewrite the sources in the house format"
 	@echo "make proof    the slow proofs in tests/slow (minutes)"
-	@echo "make box      train the model in the box again (hours)"
+	@echo "make box      train the model in the box again (two hours; after a break: BOX_FLAGS=--resume)"
 	@echo "make clean    remove the environment, caches and builds"
 
 demo: $(VENV)/.installed
@@ -42,7 +42,7 @@ proof: $(VENV)/.installed-dev
 	$(BIN)/python -m pytest --timeout=0 tests/slow
 
 box: $(VENV)/.installed
-	$(BIN)/writehead train
+	$(BIN)/writehead train --out runs/box --publish src/writehead/box $(BOX_FLAGS)
 
 clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist

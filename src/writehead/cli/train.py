@@ -4,10 +4,15 @@ from __future__ import annotations
 
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
 
 from writehead.cli import options
 from writehead.train.config import TrainConfig
+
+if TYPE_CHECKING:
+    from writehead.train.bodies import Complete
 
 HELP = {
     "out": "Folder of the run; it must not hold another one, unless --resume.",
@@ -25,10 +30,11 @@ HELP = {
     "batch": "Sequences of a pass.",
     "accumulate": "Passes of a step.",
     "short_share": "Share of the run, from its start, that sees sequences cut in two.",
+    "optimizer": "muon, or adamw.",
     "lr": "Highest learning rate.",
     "min_lr": "Last learning rate.",
     "warmup": "Steps of linear warmup.",
-    "weight_decay": "AdamW's weight decay.",
+    "weight_decay": "Weight decay of matrices.",
     "beta1": "AdamW's first beta.",
     "beta2": "AdamW's second beta.",
     "clip": "Largest norm of the gradient.",
@@ -44,14 +50,42 @@ HELP = {
 """A line for each field; a test holds that none is missing."""
 
 
+Publish = Annotated[
+    Path | None, typer.Option(help="Folder to copy the finished model to, measured and with a model card.")
+]
+
+
 @options.with_fields(TrainConfig, HELP)
-def train(**fields: Any) -> None:
+def train(publish: Publish = None, **fields: Any) -> None:
     """Train a small code model from a folder of source files."""
     from writehead.train import train as run
 
-    result = run(TrainConfig(**fields), show_progress=sys.stderr.isatty())
-    out: Path = fields["out"]
+    config = TrainConfig(**fields)
+    result = run(config, show_progress=sys.stderr.isatty())
     print(
-        f"{out}: {result.steps} steps, {result.tokens} tokens in {result.seconds / 60:.1f} minutes, "
+        f"{config.out}: {result.steps} steps, {result.tokens} tokens in {result.seconds / 60:.1f} minutes, "
         f"{result.held_out_bits_per_byte:.3f} bits per byte on held-out files; the model is {result.model}"
     )
+    if publish is not None:
+        from writehead.train.report import publish as publish_run
+
+        report = publish_run(config, publish, complete_with=_completer)
+        print(
+            f"{publish}: {report.model.mean:.3f} bits per byte on all held-out files, xz -9e {report.xz.mean:.3f}; "
+            f"{report.alone.num_passed} of {len(report.alone.passed)} function bodies parse"
+        )
+
+
+def _completer(checkpoint: Path) -> Complete:
+    """Greedy completions through the engine that users run."""
+    from writehead import LLM, SamplingParams
+    from writehead.train.bodies import Completion
+
+    llm = LLM(checkpoint)
+
+    def complete(prompts: list[list[int]], limit: int) -> list[Completion]:
+        params = SamplingParams(temperature=0, max_tokens=limit)
+        outputs = llm.generate([{"prompt_token_ids": ids} for ids in prompts], params)
+        return [Completion(o.outputs[0].text, o.outputs[0].finish_reason == "stop") for o in outputs]
+
+    return complete

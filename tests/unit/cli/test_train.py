@@ -16,7 +16,7 @@ VALUES = {
     "layers": 2, "width": 64, "heads": 2, "context": 32, "steps": 9, "batch": 3, "accumulate": 2, "short_share": 0.3,
     "lr": 0.01, "min_lr": 0.001, "warmup": 1, "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.7, "clip": 2.0,
     "dtype": "bfloat16", "seed": 5, "minutes": 0.5, "checkpoint_minutes": 1.5, "eval_every": 4, "eval_files": 2,
-    "threads": 1,
+    "threads": 1, "optimizer": "adamw",
 }  # fmt: skip
 
 
@@ -47,3 +47,18 @@ def test_a_value_that_cannot_work(run: Run, tmp_path: Path) -> None:
     assert (done.code, done.out) == (2, "")
     assert done.err == "error: training option width is 256, but it must be a multiple of the 3 heads\n"
     assert not (tmp_path / "out").exists()
+
+
+def test_a_run_can_be_published_and_completes(run: Run, tmp_path: Path) -> None:
+    corpus, out, box = tmp_path / "corpus", tmp_path / "out", tmp_path / "box"
+    corpus.mkdir()
+    for i in range(30):
+        (corpus / f"m{i}.py").write_text(f"def f{i}(x):\n    y = x + {i}\n    return y\n" * 4, encoding="utf-8")
+    sizes = ["--vocab-size=300", "--layers=1", "--width=16", "--heads=2", "--context=32", "--batch=2", "--threads=1"]
+    steps = ["--steps=3", "--warmup=1", "--eval-every=3", "--eval-files=2", "--held-out=0.2"]
+    done = run("train", "--out", out, "--corpus", corpus, "--publish", box, *sizes, *steps)
+    assert done.code == 0, done.err
+    assert f"{box}: " in done.out
+    assert "function bodies parse" in done.out
+    assert "# A small code model" in (box / "README.md").read_text("utf-8")
+    assert run("generate", "def f", "--model", box, "--max-tokens", "3").code == 0
