@@ -77,7 +77,7 @@ class LLM:
             decoder = pool.submit(build, source, dtype=dtype, kernels=kernel_backends.load(kernels))
             self.tokenizer = load_tokenizer(source)
             self.engine = Engine(decoder.result(), self.tokenizer, cache, max_step_tokens=max_step_tokens)
-        self.fim = detect_fim(self.tokenizer)
+        self.fim = detect_fim(self.tokenizer, num_rows=source.config.vocab_size)
         self._intake = Intake(
             self.tokenizer,
             self.fim,

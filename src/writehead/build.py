@@ -141,21 +141,24 @@ def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]
     """
     tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
     prefix = source.rules.prefix_of(tensors)
-    rules = source.rules.expand(num_layers, prefix=prefix)
+    rules = source.rules.named(source.rules.expand(num_layers, prefix=prefix), tensors, prefix)
     found = {name: info.shape for name, info in tensors.items()}
     check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
     return rules
 
 
 def load_tokenizer(source: ModelSource) -> Tokenizer:
-    """The tokenizer of the checkpoint's own files. Raises TokenizerError if there is none."""
+    """The tokenizer of the checkpoint's own files. Raises TokenizerError if there is none, or another model's.
+
+    Tokens that were added later may have no row in the model (Code Llama 34B); prompts that hold them are refused.
+    """
     if source.checkpoint.format == "gguf":
         return Tokenizer.from_gguf(source.checkpoint.metadata)
     directory = source.path if source.path.is_dir() else source.path.parent
     tokenizer = Tokenizer.from_directory(directory)
-    if tokenizer.vocab_size > source.config.vocab_size:
+    if tokenizer.base_vocab_size > source.config.vocab_size:
         raise TokenizerError(
-            f"{directory}: the tokenizer has {tokenizer.vocab_size} tokens but the model only "
+            f"{directory}: the tokenizer has {tokenizer.base_vocab_size} tokens but the model only "
             f"{source.config.vocab_size}; use the tokenizer that belongs to these weights"
         )
     return tokenizer
@@ -189,7 +192,7 @@ def check_aliases(source: ModelSource) -> None:
     read, prefix = source.checkpoint.read, source.rules.prefix_of(source.checkpoint.tensors)
     for alias, original in (source.rules.aliases or {}).items():
         for name in {alias, prefix + alias} & source.checkpoint.tensors.keys():
-            if not torch.equal(read(name), read(prefix + original)):
+            if prefix + original in source.checkpoint.tensors and not torch.equal(read(name), read(prefix + original)):
                 raise CheckpointError(
                     f"{source.path}: '{name}' differs from '{prefix + original}' although the config ties them; "
                     "set tie_word_embeddings to false in config.json if the weights were trained apart"

@@ -116,6 +116,8 @@ class MappedFile:
                 self.data: mmap.mmap | bytes = self._map(file.fileno()) if self.size else b""
         except OSError as error:
             raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+        if self.data[:24] == b"version https://git-lfs.":
+            raise CheckpointError(f"{path}: is a Git LFS pointer and not the file itself; get it with `git lfs pull`")
 
     @staticmethod
     def _map(fileno: int) -> mmap.mmap:

@@ -202,6 +202,11 @@ def _select(request: _Request, names: Sequence[str]) -> list[str]:
         raise ModelNotFoundError(
             f"{request.repo}: holds only GGUF files, name one as {request.repo}:FILE; it has {listing(ggufs)}"
         )
+    if "adapter_config.json" in names:
+        raise ModelNotFoundError(
+            f"{request.repo}: holds an adapter and no model; merge it into its base model (merge_and_unload of peft), "
+            "and give the result"
+        )
     raise ModelNotFoundError(f"{request.repo}: holds no safetensors, pytorch_model.bin or GGUF file")
 
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from writehead.checkpoint.contract import Checkpoint, OpenCheckpoint, TensorInfo
-from writehead.checkpoint.files import listing
+from writehead.checkpoint.files import listing, quote, read_json
 from writehead.checkpoint.megatron import find_megatron, open_megatron
 from writehead.checkpoint.safetensors import open_safetensors, open_sharded_safetensors
 from writehead.checkpoint.torchbin import open_sharded_torch, open_torch
@@ -53,6 +53,11 @@ def _open_gguf(path: Path) -> OpenCheckpoint:
 
 
 def _open_directory(path: Path) -> OpenCheckpoint:
+    if (path / "params.json").is_file() and not (path / "config.json").is_file():
+        raise CheckpointError(
+            f"{path}: holds the form of Meta or Mistral (params.json and consolidated files); use the model's "
+            "Hugging Face form, which has a config.json"
+        )
     if (index := path / "model.safetensors.index.json").is_file():
         return open_sharded_safetensors(index)
     if (file := _only(path, "*.safetensors", "model.safetensors", "model.safetensors.index.json")) is not None:
@@ -65,6 +70,12 @@ def _open_directory(path: Path) -> OpenCheckpoint:
         return _open_gguf(file)
     if (iteration := find_megatron(path)) is not None:
         return open_megatron(iteration)
+    if (path / "adapter_config.json").is_file():
+        base = read_json(path / "adapter_config.json").get("base_model_name_or_path")
+        raise CheckpointError(
+            f"{path}: holds an adapter for {quote(base)} and no model; merge it into that model (merge_and_unload of "
+            "peft), and give the result"
+        )
     raise CheckpointError(f"{path}: holds no checkpoint; looked for {_SEARCHED}")
 
 
@@ -72,7 +83,7 @@ def _only(directory: Path, pattern: str, preferred: str | None, index: str | Non
     """The one file that matches, or the preferred one; parts of one split GGUF count as one file."""
     if preferred is not None and (directory / preferred).is_file():
         return directory / preferred
-    files = sorted(file for file in directory.glob(pattern) if file.is_file())
+    files = sorted(f for f in directory.glob(pattern) if f.is_file() and not f.name.startswith("adapter_"))
     if index is None and files and all("-of-" in file.name for file in files):
         files = [file for file in files if "-00001-of-" in file.name] or files[:1]
     names = [file.name for file in files]

@@ -169,6 +169,16 @@ class RuleSet:
             rules += [rule.at(i) for i in layers]
         return [replace(r, sources=tuple(s if s in self.unprefixed else prefix + s for s in r.sources)) for r in rules]
 
+    def named(self, rules: Sequence[Rule], names: Mapping[str, object], prefix: str) -> list[Rule]:
+        """The rules with the names that a checkpoint kept: savers drop either name of a tied tensor."""
+        kept = {
+            prefix + original: found
+            for alias, original in (self.aliases or {}).items()
+            for found in (alias, prefix + alias)
+            if found in names and prefix + original not in names
+        }
+        return [replace(rule, sources=tuple(kept.get(s, s) for s in rule.sources)) for rule in rules]
+
     def prefix_of(self, names: Mapping[str, object]) -> str:
         """The prefix that the checkpoint uses: the one under which most sources are found."""
         sources = [s for rule in self.expand(1, prefix="") for s in rule.sources if s not in self.unprefixed]

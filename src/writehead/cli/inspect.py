@@ -110,7 +110,7 @@ def _tokenizer(source: ModelSource) -> dict[str, Any]:
         tokenizer = load_tokenizer(source)
     except TokenizerError as error:
         return {"problem": str(error)}
-    fim = detect_fim(tokenizer)
+    fim = detect_fim(tokenizer, num_rows=source.config.vocab_size)
     return {
         "vocabulary": tokenizer.vocab_size,
         "special_tokens": len(tokenizer.special_ids),

@@ -37,14 +37,18 @@ class FimFormat:
         return self.modes[0]
 
 
-def detect_fim(tokenizer: Tokenizer) -> FimFormat | None:
-    """The format that the vocabulary's sentinels belong to; None if the model has none.
+def detect_fim(tokenizer: Tokenizer, *, num_rows: int | None = None) -> FimFormat | None:
+    """The format that the vocabulary's sentinels belong to; None if there is none, or the model lacks their rows.
 
     Ids that a GGUF file states come first. Having the sentinels does not prove that a model was trained on them.
     """
-    stated = _stated(tokenizer)
-    if stated is not None:
-        return stated
+    found = _stated(tokenizer) or _spelled(tokenizer)
+    if found is None or num_rows is None:
+        return found
+    return found if max(found.prefix_id, found.suffix_id, found.middle_id or 0) < num_rows else None
+
+
+def _spelled(tokenizer: Tokenizer) -> FimFormat | None:
     for family in FIM_FAMILIES:
         wanted = (*family.sentinels, *((family.also,) if family.also else ()))
         if all(_control(tokenizer, spelling) is not None for spelling in wanted):

@@ -84,6 +84,11 @@ class Tokenizer:
         """One more than the largest id. A model may have more rows than this: they are padding."""
         return max(self._backend.get_vocab(with_added_tokens=True).values(), default=-1) + 1
 
+    @cached_property
+    def base_vocab_size(self) -> int:
+        """The same without tokens that were added later: what a model must have rows for."""
+        return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+
     def id_of(self, token: str) -> int | None:
         """The id of a token, spelled as in the vocabulary."""
         return self._backend.token_to_id(token)

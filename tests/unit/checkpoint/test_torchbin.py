@@ -167,9 +167,6 @@ def test_shards_are_one_checkpoint(tmp_path: Path) -> None:
 
 
 def test_a_wrong_index_is_refused(tmp_path: Path) -> None:
-    shards(tmp_path, {"x": ONE, "z": TWO})
-    with pytest.raises(CheckpointError, match="lacks tensors that the index places there: z"):
-        open_checkpoint(tmp_path)
     shards(tmp_path, {"x": ONE, "y": "../" + TWO})
     with pytest.raises(CheckpointError, match=r"expected a plain \*.bin file name"):
         open_checkpoint(tmp_path)
