@@ -46,8 +46,8 @@ class LLM:
 
     `model` is a directory or file of a checkpoint, a Hub id (`org/name`, `org/name@revision`), or None for the model
     in the box. `weights` is auto, fp32, bf16 or fp16. `max_model_len` bounds prompt and completion together (default:
-    the model's positions), `max_num_seqs` the sequences that run at once (fewer if their cache would take more than
-    half of the memory), and `max_step_tokens` the tokens of one forward pass, so that a long prompt is read in chunks.
+    the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so that the cache stays
+    within half of the memory. `max_step_tokens` bounds one forward pass, so that a long prompt is read in chunks.
     """
 
     def __init__(
@@ -70,8 +70,8 @@ class LLM:
             )
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
-        self.max_model_len = _model_length(max_model_len, source.config.max_positions)
         dtype = choose_dtype(weights)
+        self.max_model_len = _model_length(max_model_len, source.config, dtype)
         cache = _make_cache(source.config, dtype, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
         with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
             decoder = pool.submit(build, source, dtype=dtype, kernels=kernel_backends.load(kernels))
@@ -195,29 +195,38 @@ def _positive(name: str, value: object) -> None:
         raise UsageError(f"{name} is {value!r}; expected a whole number from 1")
 
 
-def _model_length(wanted: int | None, limit: int) -> int:
+def _model_length(wanted: int | None, config: ModelConfig, dtype: torch.dtype) -> int:
+    """Tokens of prompt and completion: as asked, or the model's positions as far as the cache of one sequence fits."""
+    token_bytes = config.cache_values_per_token() * dtype.itemsize
+    fitting = _cache_budget() // token_bytes
     if wanted is None:
-        return limit
+        return max(1, min(config.max_positions, fitting))
     _positive("max_model_len", wanted)
-    if wanted > limit:
-        raise UsageError(f"max_model_len is {wanted}, but the model has only {limit} positions; ask for at most that")
+    if wanted > config.max_positions:
+        raise UsageError(
+            f"max_model_len is {wanted}, but the model has only {config.max_positions} positions; ask for at most that"
+        )
+    if wanted > fitting:
+        raise UsageError(
+            f"one sequence of {wanted} tokens needs a cache of {wanted * token_bytes / 2**30:.1f} GiB, more than half "
+            f"of the memory ({_cache_budget() / 2**30:.1f} GiB); set max_model_len to at most {fitting}"
+        )
     return wanted
 
 
+def _cache_budget() -> int:
+    """Bytes that the cache may take: half of the machine's memory."""
+    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+
+
 def _make_cache(config: ModelConfig, dtype: torch.dtype, *, max_num_seqs: int, max_model_len: int) -> KVCache:
-    """As many rows as may run at once, while the cache stays within half of the machine's memory."""
+    """As many rows as may run at once, while the cache stays within its budget."""
     row_bytes = config.cache_values_per_token() * dtype.itemsize * max_model_len
-    budget = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    if row_bytes > budget:
-        raise UsageError(
-            f"one sequence of {max_model_len} tokens needs a cache of {row_bytes / 2**30:.1f} GiB, more than half of "
-            f"the memory ({budget / 2**30:.1f} GiB); set max_model_len to at most {max_model_len * budget // row_bytes}"
-        )
     return KVCache(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_rows=min(max_num_seqs, budget // row_bytes),
+        num_rows=max(1, min(max_num_seqs, _cache_budget() // row_bytes)),
         capacity=max_model_len,
         dtype=dtype,
     )

@@ -300,5 +300,6 @@ def test_the_cache_takes_at_most_half_of_the_memory(tiny_model: Path, monkeypatc
     assert llm.engine.cache.num_rows == 5
     assert llm.engine.cache.num_bytes == 5 * row
     sizes["SC_PHYS_PAGES"] = row
-    with pytest.raises(UsageError, match=r"set max_model_len to at most 64$"):
-        LLM(tiny_model)
+    assert LLM(tiny_model).max_model_len == models.NUM_POSITIONS // 2
+    with pytest.raises(UsageError, match=r"one sequence of 65 tokens .* set max_model_len to at most 64$"):
+        LLM(tiny_model, max_model_len=65)
