@@ -28,8 +28,8 @@ class TrainConfig:
 
     # text
     vocab_size: int = 4096
-    fim_rate: float = 0.3  # share of the documents that are turned into fill-in-the-middle
-    function_rate: float = 0.5  # share of the other documents that are shown one function at a time
+    fim_rate: float = 0.2  # share of the documents that are turned into fill-in-the-middle
+    function_rate: float = 0.85  # share of the other documents that are shown one function at a time
 
     # model
     layers: int = 4
@@ -38,13 +38,13 @@ class TrainConfig:
     context: int = 1024
 
     # optimization
-    steps: int = 3500
+    steps: int = 3000
     batch: int = 3  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
     short_share: float = 0.75  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
     optimizer: Literal["adamw", "muon"] = "muon"
-    lr: float = 4e-3
-    min_lr: float = 4e-5
+    lr: float = 6e-3
+    min_lr: float = 3e-5
     warmup: int = 100
     weight_decay: float = 0.1
     beta1: float = 0.9

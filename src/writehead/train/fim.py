@@ -18,6 +18,9 @@ Segment = str | int
 FIM_PIECE_CHARS = (400, 3000)
 """Fill-in-the-middle happens inside pieces of a file that fit a context together with their sentinels."""
 
+MAX_FUNCTION_LINES = 10
+"""Longer functions are not shown alone: a small model learns where a function ends from those it can hold."""
+
 SEAM_CHARS = 1200
 """Mean distance between two seams: places where text is encoded in two parts, as at the end of a prompt."""
 
@@ -71,7 +74,7 @@ def seams(text: str, rng: random.Random) -> list[Segment]:
 
 
 def functions(text: str) -> list[str]:
-    """Every function and method of a Python module at column 0, decorators included; [] if it is not Python."""
+    """Every short function and method of a Python module at column 0, with decorators; [] if it is not Python."""
     try:
         with warnings.catch_warnings():
             warnings.simplefilter("ignore")
@@ -85,8 +88,9 @@ def functions(text: str) -> list[str]:
         node = todo.pop(0)
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             first = min([node.lineno, *(d.lineno for d in node.decorator_list)])
-            source = textwrap.dedent("\n".join(lines[first - 1 : node.end_lineno]) + "\n")
-            if source[:1].strip():
+            own = lines[first - 1 : node.end_lineno]
+            source = textwrap.dedent("\n".join(own) + "\n")
+            if len(own) <= MAX_FUNCTION_LINES and source[:1].strip():
                 found.append(source)
         elif isinstance(node, ast.ClassDef):
             todo.extend(node.body)

@@ -3,7 +3,7 @@
 train_config.json   the config            tokens-N.npy   epoch N as token ids
 manifest.jsonl      every file's part     log.jsonl      loss, learning rate, held-out quality
 tokenizer.json      the tokenizer         state.pt       weights, optimizer, place in the data
-                                          model/         the finished model as a checkpoint
+history.jsonl       changed options       model/         the finished model as a checkpoint
 """
 
 from __future__ import annotations
@@ -19,10 +19,12 @@ from writehead.train.corpus import Corpus
 from writehead.train.vocabulary import train_tokenizer
 
 _FIXED = (
-    "corpus", "pattern", "held_out", "vocab_size", "fim_rate", "function_rate",
-    "layers", "width", "heads", "context", "seed",
+    "corpus", "pattern", "held_out", "vocab_size", "layers", "width", "heads", "context", "seed",
 )  # fmt: skip
-"""Options that decide model and data: a run cannot continue with others."""
+"""Options that decide model and data: a run cannot continue with others. Changed rates hold from the next epoch."""
+
+_FREE = ("out", "resume", "threads", "checkpoint_minutes", "eval_every", "eval_files", "minutes", "steps")
+"""Options that say how a run is run: a change is not worth remembering."""
 
 
 def start(config: TrainConfig, corpus: Corpus) -> Tokenizer:
@@ -39,6 +41,24 @@ def start(config: TrainConfig, corpus: Corpus) -> Tokenizer:
     except OSError as error:
         raise UsageError(f"the output folder {out} cannot be written ({error.strerror}); choose another") from error
     return tokenizer
+
+
+def record_resume(config: TrainConfig, *, step: int) -> None:
+    """Remember which options changed when the run was resumed after `step`, for its card."""
+    path = config.out / "train_config.json"
+    before, now = json.loads(path.read_text(encoding="utf-8")), config.as_json()
+    changed = {name: [before.get(name), now[name]] for name in now if before.get(name) != now[name]}
+    path.write_text(json.dumps(now, indent=2) + "\n", encoding="utf-8")
+    if kept := {name: values for name, values in changed.items() if name not in _FREE}:
+        with (config.out / "history.jsonl").open("a", encoding="utf-8") as file:
+            file.write(json.dumps({"step": step, "changed": kept}) + "\n")
+
+
+def read_history(out: Path) -> list[tuple[int, dict[str, list[object]]]]:
+    """Each resumption with changed options: the step, and old and new value by name."""
+    path = out / "history.jsonl"
+    lines = path.read_text(encoding="utf-8").splitlines() if path.exists() else []
+    return [(row["step"], row["changed"]) for row in map(json.loads, lines)]
 
 
 def read_tokenizer(out: Path) -> Tokenizer:

@@ -51,7 +51,7 @@ def publish(config: TrainConfig, out: Path, *, complete_with: Callable[[Path], C
         shutil.copyfile(file, out / file.name)
     (out / "manifest.jsonl").write_text(corpus.manifest(), encoding="utf-8")
     report = evaluate(out, corpus.held_out, complete_with(out))
-    text = card(config, corpus, read_progress(config.out), report)
+    text = card(config, corpus, read_progress(config.out), report) + _history(config.out)
     (out / "README.md").write_text(text, encoding="utf-8")
     return report
 
@@ -125,6 +125,15 @@ function for `ast.parse`, with a statement of its own. A completion that does no
 {json.dumps(_options(config), indent=2)}
 ```
 """
+
+
+def _history(out: Path) -> str:
+    """What the card says of a run that was resumed with other options: the same result needs the same changes."""
+    history = folder.read_history(out)
+    if not history:
+        return ""
+    rows = [f"- after step {s:,}: {', '.join(f'{n} {a} to {b}' for n, (a, b) in c.items())}" for s, c in history]
+    return "\nThe run was resumed with other options, the last of which stand above:\n\n" + "\n".join(rows) + "\n"
 
 
 def _passed(result: BodyResult) -> str:

@@ -83,6 +83,7 @@ def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
     progress = Progress()
     if config.resume:
         progress = load_state(config.out / FILE_NAME, model=model, optimizer=optimizer, batches=batches)
+        folder.record_resume(config, step=progress.step)
     sample = [f.text[: EVAL_CHARS_PER_TOKEN * config.context] for f in corpus.held_out[: config.eval_files]]
 
     def evaluate() -> float:

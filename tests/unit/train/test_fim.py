@@ -46,9 +46,10 @@ def test_seams_lose_nothing_and_fall_where_people_stop_typing() -> None:
 
 
 def test_functions_come_dedented_with_decorators_and_without_the_rest() -> None:
+    long = "def long():\n" + "    x = 1\n" * 10
     text = (
         "import os\n\n\nclass A:\n    x = 1\n\n    @staticmethod\n    def f(a):\n        def g():\n"
-        "            return a\n        return g\n\n\x0c\nasync def h():\n    pass\n"
+        "            return a\n        return g\n\n\x0c\nasync def h():\n    pass\n" + long
     )
     f = "@staticmethod\ndef f(a):\n    def g():\n        return a\n    return g\n"
     assert sorted(functions(text)) == [f, "async def h():\n    pass\n"]

@@ -47,7 +47,20 @@ def test_publish(config: TrainConfig, tmp_path: Path) -> None:
     assert (options["steps"], options["seed"]) == (6, 0)
     assert not {"out", "corpus", "resume", "threads"} & set(options)
     assert config.corpus not in card
+    assert "resumed" not in card
     assert str(tmp_path) not in card
+
+
+def test_the_card_tells_of_changed_options(config: TrainConfig, tmp_path: Path) -> None:
+    train(config, show_progress=False)
+    train(dataclasses.replace(config, resume=True, steps=8, lr=0.5, threads=1, fim_rate=0.25), show_progress=False)
+    longer = dataclasses.replace(config, resume=True, steps=9, lr=0.5, fim_rate=0.25)
+    train(longer, show_progress=False)  # nothing worth telling
+    publish(longer, tmp_path / "box", complete_with=complete_with)
+    card = (tmp_path / "box" / "README.md").read_text()
+    told = card.split("The run was resumed with other options")[1].splitlines()
+    assert told[2:] == ["- after step 6: fim_rate 0.2 to 0.25, lr 0.01 to 0.5"]
+    assert "9 steps, 1,152 tokens" in card
 
 
 def test_an_unfinished_run_is_not_published(config: TrainConfig, tmp_path: Path) -> None:
