@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 from pathlib import Path
 
@@ -11,6 +12,10 @@ import pytest
 import torch
 
 from tests import models, smollm2
+
+# Models this small only wait for each other's threads, and on a busy machine they wait long.
+torch.set_num_threads(1)
+os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
 hypothesis.settings.register_profile("writehead", derandomize=True, deadline=None, print_blob=True)
 hypothesis.settings.load_profile("writehead")

@@ -69,14 +69,14 @@ def train(publish: Publish = None, **fields: Any) -> None:
     if publish is not None:
         from writehead.train.report import publish as publish_run
 
-        report = publish_run(config, publish, complete_with=_completer)
+        report = publish_run(config, publish, complete_with=completer)
         print(
             f"{publish}: {report.model.mean:.3f} bits per byte on all held-out files, xz -9e {report.xz.mean:.3f}; "
             f"{report.alone.num_passed} of {len(report.alone.passed)} function bodies parse"
         )
 
 
-def _completer(checkpoint: Path) -> Complete:
+def completer(checkpoint: Path) -> Complete:
     """Greedy completions through the engine that users run."""
     from writehead import LLM, SamplingParams
     from writehead.train.bodies import Completion
