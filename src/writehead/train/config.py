@@ -50,6 +50,7 @@ class TrainConfig:
     beta1: float = 0.9
     beta2: float = 0.98
     clip: float = 1.0
+    repetition: float = 1.0  # weight of unlikelihood against repeating the last tokens; 0: plain cross-entropy
     dtype: Literal["float32", "bfloat16"] = "float32"
     seed: int = 0
 
@@ -67,7 +68,7 @@ class TrainConfig:
             _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
         for name in ("lr", "clip", "checkpoint_minutes"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
-        for name in ("fim_rate", "function_rate", "short_share"):
+        for name in ("fim_rate", "function_rate", "short_share", "repetition"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1, both excluded")
         _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"between 0 and the learning rate {self.lr}")

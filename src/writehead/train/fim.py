@@ -18,7 +18,7 @@ Segment = str | int
 FIM_PIECE_CHARS = (400, 3000)
 """Fill-in-the-middle happens inside pieces of a file that fit a context together with their sentinels."""
 
-MAX_FUNCTION_LINES = 10
+MAX_FUNCTION_LINES = 6
 """Longer functions are not shown alone: a small model learns where a function ends from those it can hold."""
 
 SEAM_CHARS = 1200

@@ -96,7 +96,13 @@ def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
 
 
 def optimizer_step(
-    model: Decoder, optimizer: torch.optim.Optimizer, batches: Iterable[Batch], *, clip: float, dtype: torch.dtype
+    model: Decoder,
+    optimizer: torch.optim.Optimizer,
+    batches: Iterable[Batch],
+    *,
+    clip: float,
+    dtype: torch.dtype,
+    repetition: float = 0.0,
 ) -> tuple[float, int]:
     """One step over all passes in `batches`; returns the mean loss in nats and the number of tokens.
 
@@ -106,7 +112,7 @@ def optimizer_step(
     num_tokens = sum(b.targets.numel() for b in passes)
     total = 0.0
     for batch in passes:
-        loss = loss_sum(model, batch, dtype=dtype)
+        loss = loss_sum(model, batch, dtype=dtype, repetition=repetition)
         (loss / num_tokens).backward()
         total += loss.item()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
@@ -169,7 +175,14 @@ class Run:
         passes = [next(self.batches) for _ in range(self.config.accumulate)]
         if self.fraction < self.config.short_share:
             passes = [batch.halved() for batch in passes]
-        loss, tokens = optimizer_step(self.model, self.optimizer, passes, clip=self.config.clip, dtype=self._dtype)
+        loss, tokens = optimizer_step(
+            self.model,
+            self.optimizer,
+            passes,
+            clip=self.config.clip,
+            dtype=self._dtype,
+            repetition=self.config.repetition,
+        )
         if not math.isfinite(loss):
             raise UsageError(
                 f"the loss became {loss} at step {self.progress.step + 1} with a learning rate of {lr:g}; "

@@ -71,6 +71,27 @@ def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
         torch.testing.assert_close(ours[name], p.grad, rtol=1e-4, atol=1e-5 * p.grad.abs().max().item())
 
 
+def test_repetition_adds_the_unlikelihood_of_recent_wrong_tokens() -> None:
+    model, batch = make_model(), make_batch(2, 20)
+    with torch.no_grad():
+        model.embed.weight.mul_(10)  # so that probabilities are not all alike
+    loss = loss_sum(model, batch, dtype=torch.float32, repetition=0.5)
+    loss.backward()
+    ours = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}
+    model.zero_grad()
+    log_probs = model(batch.inputs).log_softmax(-1)
+    expected = -log_probs.gather(2, batch.targets[..., None]).sum()
+    assert loss.item() == pytest.approx(expected.item(), rel=1e-5)  # the value stays the cross-entropy
+    for b in range(2):
+        for t in range(20):
+            for token in set(batch.inputs[b, max(0, t - 7) : t + 1].tolist()) - {batch.targets[b, t].item()}:
+                expected = expected - 0.5 * torch.log(1 - log_probs[b, t, token].exp())
+    expected.backward()
+    for name, p in model.named_parameters():
+        assert p.grad is not None
+        torch.testing.assert_close(ours[name], p.grad, rtol=1e-3, atol=1e-5 * p.grad.abs().max().item())
+
+
 def test_bfloat16_is_near_float32() -> None:
     model, batch = make_model(), make_batch()
     wide, narrow = (loss_sum(model, batch, dtype=d) for d in (torch.float32, torch.bfloat16))
