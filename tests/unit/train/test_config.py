@@ -16,7 +16,8 @@ from writehead.train import TrainConfig
     ("name", "value"),
     [
         ("layers", 0), ("steps", 0), ("batch", 0), ("accumulate", 0), ("eval_every", 0), ("eval_files", 0), ("lr", 0.0),
-        ("clip", 0.0), ("checkpoint_minutes", 0.0), ("fim_rate", 1.1), ("function_rate", -0.1), ("short_share", 2.0), ("repetition", -1.0),
+        ("clip", 0.0), ("checkpoint_minutes", 0.0), ("fim_rate", 1.1), ("function_rate", -0.1), ("short_share", 2.0),
+        ("repetition", -1.0),
         ("held_out", 0.0), ("held_out", 1.0), ("min_lr", 1.0), ("warmup", 10**9), ("width", 255), ("vocab_size", 100),
         ("vocab_size", 65537), ("context", 8), ("context", 33), ("dtype", "int8"),
         ("optimizer", "sgd"), ("minutes", 0.0), ("threads", 0),
