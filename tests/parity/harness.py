@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import json
 import re
 import zlib
@@ -50,7 +51,7 @@ def read(values: Mapping[str, Any]) -> tuple[Family, ModelConfig]:
 
 def make_oracle(values: Mapping[str, Any]) -> Any:
     """A model of transformers with weights, norms and biases so random that no constant hides a mistake."""
-    keys = dict(values)
+    keys = copy.deepcopy(dict(values))  # transformers writes into nested values
     if keys.pop("attention_head_type", None) == "multiquery":  # transformers has this model only in its later form
         keys["model_type"] = "gpt_bigcode"
     config = AutoConfig.for_model(**keys)

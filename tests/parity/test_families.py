@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import copy
 import dataclasses
 from collections.abc import Iterator
 from pathlib import Path
@@ -189,6 +190,6 @@ def test_configs_read_the_same_after_transformers_rewrote_them(pair: Pair) -> No
     """The keys of transformers 4 and 5, given and completed with defaults, describe one model."""
     values = dict(pair.values)
     head_type = {k: values.pop(k) for k in ("attention_head_type",) if k in values}
-    rewritten = AutoConfig.for_model(**values).to_dict()
+    rewritten = AutoConfig.for_model(**copy.deepcopy(values)).to_dict()
     assert read(rewritten | head_type)[1] == pair.config
     assert pair.config.max_positions == MAX_POSITIONS

@@ -17,6 +17,7 @@ import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
+from huggingface_hub.utils import enable_progress_bars
 
 from writehead.checkpoint import open_checkpoint, resolve
 from writehead.errors import ModelNotFoundError
@@ -208,6 +209,7 @@ def test_refusals_say_what_to_do(tmp_path: Path, hub: tuple[str, list[str]], mod
 def test_progress_is_shown_unless_switched_off(
     tmp_path: Path, hub: tuple[str, list[str]], capfd: pytest.CaptureFixture[str]
 ) -> None:
+    enable_progress_bars()  # for the whole process, where a test before this one switched them off
     resolve("org/plain", cache_dir=tmp_path / "a", progress=False, endpoint=hub[0])
     assert capfd.readouterr() == ("", "")
     resolve("org/plain", cache_dir=tmp_path / "b", endpoint=hub[0])

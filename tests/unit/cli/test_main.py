@@ -201,7 +201,10 @@ def test_a_closed_pipe_is_quiet(tiny_model: str) -> None:
 
 def test_interrupting_a_process(chat_model: str) -> None:
     command = [sys.executable, "-m", "writehead", "chat", "-m", chat_model, "--stop", "\n", "--max-tokens", "4"]
-    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE) as child:
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # a suite in the background inherits "ignore"
+    child = subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, stderr=subprocess.PIPE)
+    signal.signal(signal.SIGINT, before)
+    with child:
         assert child.stdin is not None
         assert child.stdout is not None
         child.stdin.write(b"hi\n")
