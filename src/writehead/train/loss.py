@@ -14,8 +14,8 @@ CHUNK_TOKENS = 512
 """Tokens whose logits exist at once; they stay in the processor's cache."""
 
 
-REPETITION_WINDOW = 8
-"""Tokens back that a wrong repetition is looked for: the length of the loops that small models fall into."""
+REPETITION_WINDOW = 16
+"""Tokens back that a wrong repetition is looked for: a line or so, the loops that small models fall into."""
 
 
 def loss_sum(model: Decoder, batch: Batch, *, dtype: torch.dtype, repetition: float = 0.0) -> Tensor:
