@@ -16,7 +16,7 @@ from writehead.models.decoder import Decoder
 from writehead.train import TrainConfig
 from writehead.train.data import Batch
 from writehead.train.init import initialize
-from writehead.train.loss import loss_sum
+from writehead.train.loss import REPETITION_WINDOW, loss_sum
 from writehead.train.optimizer import learning_rate, make_optimizer, orthogonalize, set_learning_rate
 from writehead.train.trainer import model_config, optimizer_step
 
@@ -84,7 +84,9 @@ def test_repetition_adds_the_unlikelihood_of_recent_wrong_tokens() -> None:
     assert loss.item() == pytest.approx(expected.item(), rel=1e-5)  # the value stays the cross-entropy
     for b in range(2):
         for t in range(20):
-            for token in set(batch.inputs[b, max(0, t - 7) : t + 1].tolist()) - {batch.targets[b, t].item()}:
+            for token in set(batch.inputs[b, max(0, t + 1 - REPETITION_WINDOW) : t + 1].tolist()) - {
+                batch.targets[b, t].item()
+            }:
                 expected = expected - 0.5 * torch.log(1 - log_probs[b, t, token].exp())
     expected.backward()
     for name, p in model.named_parameters():
