@@ -38,6 +38,7 @@ HELP = {
     "beta1": "AdamW's first beta.",
     "beta2": "AdamW's second beta.",
     "clip": "Largest norm of the gradient.",
+    "repetition": "Weight of unlikelihood against repeating the last tokens; 0: plain cross-entropy.",
     "dtype": "float32 or bfloat16.",
     "seed": "Seed of the weights and of the data's order.",
     "minutes": "Budget of time: the schedule ends after it.",
