@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-DEMO_PROMPT ?= def fibonacci(n):
+DEMO_PROMPT ?= def __repr__(self):
 SUITE ?= tests
 
 .PHONY: demo test check format proof box clean help
