@@ -2,11 +2,11 @@
 
     python benchmarks/startup.py MODEL [--weights fp32] [--prompt-tokens 16] [--rounds 5]
 
-Alternates four processes: `import torch`; reading the checkpoint's files; the first token of a prompt; touching as much
-memory as the weights take, for the first time and with nothing else to do. Prints the medians, the excess of the third
-over the first two, and the peak of anonymous memory over the weights' size at the compute dtype; ends with one JSON line.
-The first round warms the page cache and is not counted. The fourth says how much of the excess is the machine's: a virtual
-machine that hands freed memory back to its host pays for it again.
+Alternates four processes: `import torch`; reading the checkpoint's files; the first token of a prompt; touching as
+much memory as the weights take, for the first time and with nothing else to do. Prints the medians, the excess of the
+third over the first two, and the peak of anonymous memory over the weights' size at the compute dtype; ends with one
+JSON line. The first round warms the page cache and is not counted. The fourth says how much of the excess is the
+machine's: a virtual machine that hands freed memory back to its host pays for it again.
 """
 
 from __future__ import annotations
