@@ -17,7 +17,7 @@ import huggingface_hub
 import pytest
 import safetensors.torch
 import torch
-from huggingface_hub.utils import enable_progress_bars
+from huggingface_hub.utils.tqdm import enable_progress_bars
 
 from writehead.checkpoint import open_checkpoint, resolve
 from writehead.errors import ModelNotFoundError
