@@ -160,7 +160,10 @@ _GPT_NEOX: Variants = {
     "sequential": {"use_parallel_residual": False, "rotary_pct": 1.0, "layer_norm_eps": 1e-3},
     "bare-tied": {"attention_bias": False, "tie_word_embeddings": True, "hidden_act": "gelu_new"},
     "new-keys": {"rope_parameters": {"rope_type": "default", "rope_theta": 300.0, "partial_rotary_factor": 0.75}},
-    **{name: {"rotary_pct": 0.5, **keys} for name, keys in SCALINGS.items()},
+    **{
+        name: {"rotary_pct": 0.5, **{{"rope_theta": "rotary_emb_base"}.get(k, k): v for k, v in keys.items()}}
+        for name, keys in SCALINGS.items()
+    },
 }
 
 

@@ -9,6 +9,7 @@ from writehead.models.rope import read_rope
 
 
 def read(config: ConfigReader) -> ModelConfig:
+    config.alias(rope_theta="rotary_emb_base")  # later versions of transformers wrote both
     config.defaults(
         vocab_size=50432, hidden_size=6144, num_hidden_layers=44, num_attention_heads=64, intermediate_size=24576,
         hidden_act="gelu", max_position_embeddings=2048, layer_norm_eps=1e-5, bos_token_id=0, eos_token_id=2,
