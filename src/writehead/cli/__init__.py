@@ -2,12 +2,14 @@
 
 from __future__ import annotations
 
+import contextlib
+import errno
 import io
 import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import Annotated, Any
+from typing import Annotated, Any, TextIO
 
 import typer
 import typer.core
@@ -28,6 +30,9 @@ VERBS = {
 
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
+
+_WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
+"""What a stream answers that takes no more; whoever writes files reports their errors by name."""
 
 
 class Verbs(typer.core.TyperGroup):
@@ -80,34 +85,68 @@ def main(arguments: Sequence[str] | None = None) -> int:
     own = given[: given.index("--")] if "--" in given else given
     debug = "--debug" in own
     rest = [argument for argument in own if argument != "--debug"] + given[len(own) :]
+    _prepare_streams()
+    code, lost = 1, None
+    try:
+        code = _run(rest, debug=debug)
+    except OSError as error:
+        lost = error
+    lost = _settle(sys.stdout) or lost
+    if lost is not None and not isinstance(lost, BrokenPipeError):  # whoever closed a pipe has seen enough
+        _report(f"the output could not be written ({lost.strerror})", 1, debug=False)
+    _settle(sys.stderr)
+    return code if lost is None else 1
+
+
+def _prepare_streams() -> None:
+    """Give a closed stream a place to go, and let a terminal that lacks a character be no reason to stop."""
+    sys.stdin = sys.stdin or open(os.devnull, encoding="utf-8")  # noqa: SIM115 - as long as the process lives
+    sys.stdout = sys.stdout or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w", encoding="utf-8")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         if isinstance(stream, io.TextIOWrapper):
-            stream.reconfigure(errors="backslashreplace")  # a terminal that lacks a character is no reason to stop
+            stream.reconfigure(errors="backslashreplace")
+
+
+def _run(arguments: Sequence[str], *, debug: bool) -> int:
+    """Run a verb, report what went wrong, and return the exit code. OSError: the output takes no more."""
     try:
-        app(rest, prog_name="writehead")
+        app(arguments, prog_name="writehead")
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except WriteheadError as error:
         return _report(str(error), error.exit_code, debug=debug)
-    except BrokenPipeError:
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        return 1
-    except MemoryError:
-        return _report(
-            "the memory is not enough for this; use a smaller model, --weights bf16 or fewer tokens", 1, debug=debug
-        )
     except Exception as error:
+        if isinstance(error, OSError) and error.errno in _WRITING and error.filename is None:
+            raise
+        if isinstance(error, MemoryError) or "allocate memory" in str(error):  # as torch and the system say it
+            text = "the memory is not enough for this; use a smaller model, --weights bf16 or fewer tokens"
+            return _report(text, 1, debug=debug)
         reason = " ".join(f"{type(error).__name__}: {error}".split())[:200]
         text = f"internal error: {reason}; please report it (--debug shows the traceback)"
         return _report(text, INTERNAL_ERROR, debug=debug, prefix="")
     return 0
 
 
+def _settle(stream: TextIO) -> OSError | None:
+    """Flush a stream. One that fails loses what it holds, or the interpreter would fail once more at its exit."""
+    try:
+        stream.flush()
+    except OSError as error:
+        with contextlib.suppress(OSError):
+            os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
+        return error
+    return None
+
+
 def _report(message: str, code: int, *, debug: bool, prefix: str = "error: ") -> int:
+    """Say what went wrong, behind what came out so far and as far as there is somebody to tell."""
     if debug:
         import traceback
 
         traceback.print_exc()
-    sys.stdout.flush()
-    print(prefix + message, file=sys.stderr)
+    with contextlib.suppress(OSError):  # `main` tries again and speaks of it
+        sys.stdout.flush()
+    with contextlib.suppress(OSError):
+        print(prefix + message, file=sys.stderr)
     return code

@@ -211,6 +211,7 @@ def test_interrupting_a_process(chat_model: str) -> None:
         child.stdin.flush()
         child.stdout.readline()  # the answer; now it waits for the next message
         child.send_signal(signal.SIGINT)
+        child.wait()  # with its input still open: the end of it would end the conversation as well
         out, err = child.communicate()
     assert (child.returncode, out.strip(), err) == (130, b"", b"")  # a line's end only if it was at its prompt already
 
@@ -218,3 +219,44 @@ def test_interrupting_a_process(chat_model: str) -> None:
 def test_every_verb_is_a_file_and_every_file_a_verb_or_a_helper() -> None:
     files = {path.stem for path in Path(writehead.cli.__file__).parent.glob("*.py")}
     assert files == set(VERBS) | {"__init__", "options", "sampling"}
+
+
+@pytest.mark.parametrize("buffered", ["", "1"], ids=["buffered", "unbuffered"])
+def test_an_output_that_cannot_be_written_is_said(buffered: str) -> None:
+    env = {**os.environ, "PYTHONUNBUFFERED": buffered}
+    with open("/dev/full", "w") as full:
+        command = [sys.executable, "-m", "writehead", "--version"]
+        done = subprocess.run(command, stdout=full, stderr=subprocess.PIPE, text=True, check=False, env=env)
+    assert (done.returncode, done.stderr) == (1, "error: the output could not be written (No space left on device)\n")
+
+
+def test_an_error_that_nobody_can_read_keeps_its_exit_code() -> None:
+    command = [sys.executable, "-m", "writehead", "generate", "a", "--temperature", "-1"]
+    with open("/dev/full", "w") as full:
+        assert subprocess.run(command, stdout=full, stderr=full, check=False).returncode == 2
+
+
+def test_streams_that_are_closed_are_no_reason_to_stop() -> None:
+    shell = f"{sys.executable} -m writehead --version <&- >&- 2>&-"
+    assert subprocess.run(shell, shell=True, check=False).returncode == 0
+    shell = f"{sys.executable} -m writehead generate a --temperature -1 2>&-"
+    done = subprocess.run(shell, shell=True, check=False, capture_output=True)
+    assert (done.returncode, done.stdout) == (2, b"")
+
+
+@pytest.mark.parametrize(
+    "error",
+    [
+        OSError(12, "Cannot allocate memory"),
+        RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 64000000000000 bytes."),
+    ],
+    ids=["system", "torch"],
+)
+def test_memory_that_others_refuse(run: Run, monkeypatch: pytest.MonkeyPatch, error: Exception) -> None:
+    def greedy() -> None:
+        raise error
+
+    monkeypatch.setattr("writehead.cli.env.gather", greedy)
+    done = run("env")
+    assert (done.code, done.err.count("\n")) == (1, 1)
+    assert done.err.startswith("error: the memory is not enough")
