@@ -7,6 +7,7 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 
 from __future__ import annotations
 
+import contextlib
 import mmap
 import os
 from collections.abc import Collection, Mapping
@@ -20,6 +21,8 @@ from torch import Tensor, nn
 
 from writehead import kernels as kernel_backends
 from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
+from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
+from writehead.checkpoint.files import listing
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.errors import CheckpointError, TokenizerError, UsageError
 from writehead.kernels import Kernels
@@ -33,6 +36,8 @@ BOX = Path(__file__).parent / "box"
 """The model in the box."""
 
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
+
+_NO_WEIGHTS = {name for name, dtype in STORED_DTYPES.items() if not dtype.is_floating_point}
 
 NUM_LOADERS = min(4, os.cpu_count() or 1)
 
@@ -119,7 +124,7 @@ def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> N
     """Give a meta decoder memory and stream the checkpoint into it."""
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
-    parameters = _allocate(decoder, dtype)
+    parameters = _allocate(decoder, dtype, source.path)
     checkpoint = source.checkpoint
 
     def load(rule: Rule) -> None:
@@ -137,13 +142,19 @@ def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> N
 def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:
     """The rules under which the checkpoint serves parameters of these shapes.
 
-    Raises CheckpointError that lists every tensor that is missing, surplus or of the wrong shape.
+    Raises CheckpointError that lists every tensor that is missing, surplus or of the wrong shape, or holds no weights.
     """
     tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
     prefix = source.rules.prefix_of(tensors)
     rules = source.rules.named(source.rules.expand(num_layers, prefix=prefix), tensors, prefix)
     found = {name: info.shape for name, info in tensors.items()}
     check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
+    packed = [f"'{n}' {tensors[n].dtype}" for rule in rules for n in rule.sources if tensors[n].dtype in _NO_WEIGHTS]
+    if packed:
+        raise CheckpointError(
+            f"{source.path}: these weights are no floating-point numbers: {listing(packed)}; they may be quantized in "
+            "a way that writehead does not read, so use the original model, or a GGUF file of it"
+        )
     return rules
 
 
@@ -153,7 +164,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     Tokens that were added later may have no row in the model (Code Llama 34B); prompts that hold them are refused.
     """
     if source.checkpoint.format == "gguf":
-        return Tokenizer.from_gguf(source.checkpoint.metadata)
+        return Tokenizer.from_gguf(source.checkpoint.metadata, origin=str(source.path))
     directory = source.path if source.path.is_dir() else source.path.parent
     tokenizer = Tokenizer.from_directory(directory)
     if tokenizer.base_vocab_size > source.config.vocab_size:
@@ -164,7 +175,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
+def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path) -> dict[str, Tensor]:
     """Replace the meta parameters by slices of one block of memory, in huge pages where the system grants them.
 
     Fewer page faults while loading, fewer TLB misses in every product after that. The block lives as long as a slice.
@@ -172,6 +183,7 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
     meta = dict(decoder.named_parameters())
     aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
     total = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
+    _check_memory(total, dtype, path)
     block = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
@@ -185,6 +197,28 @@ def _allocate(decoder: Decoder, dtype: torch.dtype) -> dict[str, Tensor]:
         setattr(decoder.get_submodule(owner), attribute, parameters[name])
         start += size
     return parameters
+
+
+def _check_memory(needed: int, dtype: torch.dtype, path: Path) -> None:
+    """Raise UsageError if the weights do not fit: Linux would promise the memory, then kill whoever touches it."""
+    free = _free_memory()
+    if needed > free:
+        fits = dtype.itemsize > 2 and needed // 2 <= free
+        raise UsageError(
+            f"{path}: the weights need {needed / 1e9:,.1f} GB of memory in {str(dtype).removeprefix('torch.')}, but "
+            f"{free / 1e9:,.1f} GB are free; choose {'weights bf16' if fits else 'a smaller model'}, or free memory"
+        )
+
+
+def _free_memory() -> int:
+    """Bytes that the system can still give, swap included, within its control group; where it does not say, all."""
+    limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
+    with contextlib.suppress(OSError, ValueError, IndexError):
+        table = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
+        limits = [sum(int(table[key].split()[0]) for key in ("MemAvailable", "SwapFree")) << 10]
+    with contextlib.suppress(OSError, ValueError):  # "max" where there is no limit
+        limits.append(int(Path("/sys/fs/cgroup/memory.max").read_text("ascii")))
+    return min(limits)
 
 
 def check_aliases(source: ModelSource) -> None:

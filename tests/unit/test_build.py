@@ -3,15 +3,23 @@
 from __future__ import annotations
 
 import json
+import mmap
+import os
+import re
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 import tokenizers
+import torch
+from safetensors.torch import load_file, save_file
 
 from tests.models import NUM_ROWS, write_tiny_model
-from writehead import LLM, SamplingParams
+from writehead import LLM, SamplingParams, build
+from writehead import kernels as kernel_backends
 from writehead.build import load_tokenizer, open_source
-from writehead.errors import CheckpointError, PromptError, TokenizerError
+from writehead.checkpoint.contract import OpenCheckpoint
+from writehead.errors import CheckpointError, PromptError, TokenizerError, UsageError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, min_tokens=2)
 
@@ -60,3 +68,52 @@ def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json is missing or empty; the weights beside it cannot be"):
         open_source(tmp_path)
+
+
+def test_weights_that_do_not_fit_into_the_memory_are_refused_with_numbers(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path)
+    source, kernels = open_source(tmp_path), kernel_backends.load("reference")
+    monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("the memory was taken"))
+    for free, advice in ((1_200_000, "choose weights bf16, or"), (0, "choose a smaller model, or")):
+        monkeypatch.setattr(build, "_free_memory", lambda free=free: free)
+        expected = rf"need 0.0 GB of memory in float32, but 0.0 GB are free; {advice} free memory"
+        with pytest.raises(UsageError, match=expected):
+            build.build(source, dtype=torch.float32, kernels=kernels)
+
+
+@pytest.mark.parametrize(
+    ("meminfo", "limit", "expected"),
+    [
+        ("MemTotal: 100 kB\nMemAvailable:  50 kB\nSwapFree: 10 kB\n", "max\n", 60 << 10),
+        ("MemTotal: 100 kB\nMemAvailable:  50 kB\nSwapFree: 10 kB\n", "40000\n", 40000),
+        (None, None, os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")),
+    ],
+    ids=["free", "control group", "another system"],
+)
+def test_free_memory(monkeypatch: pytest.MonkeyPatch, meminfo: str | None, limit: str | None, expected: int) -> None:
+    def read_text(path: Path, _encoding: str) -> str:
+        text = {"meminfo": meminfo, "memory.max": limit}[path.name]
+        if text is None:
+            raise FileNotFoundError
+        return text
+
+    monkeypatch.setattr(Path, "read_text", read_text)
+    assert build._free_memory() == expected
+
+
+@pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64], ids=str)
+def test_weights_that_are_no_floats_are_refused(tmp_path: Path, dtype: torch.dtype) -> None:
+    write_tiny_model(tmp_path)
+    state = load_file(tmp_path / "model.safetensors")
+    name = "transformer.h.0.mlp.c_fc.weight"
+    save_file(state | {name: state[name].to(dtype)}, tmp_path / "model.safetensors")
+    with pytest.raises(CheckpointError, match=rf"no floating-point numbers: '{name}' \w+; they may be quantized"):
+        LLM(tmp_path)
+
+
+def test_the_tokenizer_of_a_gguf_file_is_blamed_by_its_path(tmp_path: Path) -> None:
+    source = replace(open_source(write_tiny_model(tmp_path)), checkpoint=OpenCheckpoint(tmp_path, "gguf", {}))
+    with pytest.raises(TokenizerError, match=rf"^{re.escape(str(tmp_path))}: "):
+        load_tokenizer(source)
