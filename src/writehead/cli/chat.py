@@ -85,6 +85,7 @@ def _answer(llm: LLM, messages: list[dict[str, str]], params: SamplingParams) ->
         for event in llm.stream(prompt, params):
             print(event.text, end="", flush=True)
             text += event.text
+            sampling.check_end(event.sequence)
     except KeyboardInterrupt:
         if not sys.stdin.isatty():
             raise

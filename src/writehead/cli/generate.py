@@ -61,6 +61,8 @@ def generate(
     code = _run(llm, request, params, progress, streams=streams, as_json=as_json)
     if stats:
         print(f"\n{progress.describe()}", file=sys.stderr)
+    for sequence in progress.sequences.values():
+        sampling.check_end(sequence)
     raise typer.Exit(code)
 
 
@@ -166,7 +168,7 @@ def _read_prompt(prompt: str | None, file: str | None) -> str:
         return prompt
     if prompt is None and file is None and sys.stdin.isatty():
         raise UsageError("there is no prompt; give it as an argument, with --file, or through a pipe")
-    return options.decode(sys.stdin.buffer.read(), "stdin")
+    return options.read_stream(sys.stdin.buffer, "stdin")
 
 
 def split_at_cursor(place: str) -> tuple[str, str]:

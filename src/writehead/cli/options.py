@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import codecs
 import dataclasses
 import inspect
 import types
 from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
-from typing import Annotated, Any, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
+from typing import Annotated, Any, BinaryIO, Literal, TypeVar, Union, get_args, get_origin, get_type_hints
 
 import typer
 
@@ -29,6 +30,8 @@ AcceptConfigKey = Annotated[
     list[str] | None, typer.Option(metavar="KEY", help="Accept a key of config.json that writehead does not know.")
 ]
 Json = Annotated[bool, typer.Option("--json", help="Print JSON.")]
+
+MAX_TEXT_BYTES = 16 << 20
 
 Function = TypeVar("Function", bound=Callable[..., None])
 
@@ -90,14 +93,23 @@ def _is_union(hint: Any) -> bool:
 def read_text(path: Path) -> str:
     """A file as text. Raises UsageError that names it."""
     try:
-        return decode(path.read_bytes(), str(path))
+        with path.open("rb") as file:
+            return read_stream(file, str(path))
     except OSError as error:
         raise UsageError(f"{path}: cannot be read ({error.strerror})") from None
 
 
+def read_stream(stream: BinaryIO, where: str) -> str:
+    """All that comes as text. Raises UsageError for what cannot be a prompt; a device may never end."""
+    data = stream.read(MAX_TEXT_BYTES + 1)
+    if len(data) > MAX_TEXT_BYTES:
+        raise UsageError(f"{where}: is longer than {MAX_TEXT_BYTES >> 20} MiB, more than any model reads; cut it")
+    return decode(data, where)
+
+
 def decode(data: bytes, where: str) -> str:
-    """UTF-8 bytes as text. Raises UsageError that names the place."""
+    """UTF-8 bytes as text, without the mark that some editors put first. Raises UsageError that names the place."""
     try:
-        return data.decode("utf-8")
+        return data.removeprefix(codecs.BOM_UTF8).decode("utf-8")
     except UnicodeDecodeError as error:
         raise UsageError(f"{where}: is not UTF-8 text (byte {error.start}); convert it to UTF-8 first") from None

@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
-from typing import Any
+from collections.abc import Collection, Mapping
+from typing import TYPE_CHECKING, Any
 
 from writehead.engine.request import SamplingParams
-from writehead.errors import UsageError
+from writehead.errors import CheckpointError, UsageError
+
+if TYPE_CHECKING:
+    from writehead.engine.sequence import Sequence
 
 HELP = {
     "n": "Completions of the prompt.",
@@ -46,7 +49,13 @@ def read_params(values: Mapping[str, Any]) -> SamplingParams:
     return SamplingParams(**given, logit_bias=_read_bias(values.get("logit_bias") or ()))
 
 
-def _read_bias(items: Sequence[str]) -> dict[int, float]:
+def check_end(sequence: Sequence) -> None:
+    """Raise CheckpointError if the sequence ended because the model computes no numbers."""
+    if sequence.finish_reason == "error":
+        raise CheckpointError(f"{sequence.stop_reason}; check the weights, or use --weights fp32 if it was fp16")
+
+
+def _read_bias(items: Collection[str]) -> dict[int, float]:
     bias = {}
     for item in items:
         token, _, value = item.partition("=")

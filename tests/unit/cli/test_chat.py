@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.unit.cli.conftest import Run
 from writehead import LLM, SamplingParams
@@ -97,3 +100,13 @@ def test_an_interrupt_ends_the_answer_and_a_second_one_the_conversation(
 def test_text_that_is_not_utf8(run: Run, chat_model: str) -> None:
     done = run("chat", "-m", chat_model, stdin=b"\xff\n")
     assert (done.code, done.err) == (2, "error: stdin: is not UTF-8 text (byte 0); convert it to UTF-8 first\n")
+
+
+def test_a_model_without_numbers_is_an_error(run: Run, chat_model: str, tmp_path: Path) -> None:
+    shutil.copytree(chat_model, tmp_path / "m")
+    state = load_file(tmp_path / "m/model.safetensors")
+    state["transformer.ln_f.weight"].fill_(float("nan"))
+    save_file(state, tmp_path / "m/model.safetensors")
+    done = run("chat", "-m", tmp_path / "m", stdin=b"hi\nhi\n")
+    assert (done.code, done.out) == (4, "")
+    assert done.err.startswith("error: the model's logits leave no token to choose: they are NaN or infinite; check")

@@ -4,10 +4,12 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+from safetensors.torch import load_file, save_file
 
 from tests.unit.cli.conftest import Run
 from writehead import LLM, SamplingParams
@@ -269,3 +271,35 @@ def test_a_model_without_fim_tokens_takes_no_suffix(run: Run, tiny_model: str, t
     done = run("generate", "-m", tmp_path, "a", "--suffix", "b")
     assert done.code == 2
     assert "the model's vocabulary has no fill-in-the-middle tokens" in done.err
+
+
+def test_a_model_without_numbers_is_an_error(run: Run, tiny_model: str, tmp_path: Path) -> None:
+    shutil.copytree(tiny_model, tmp_path / "m")
+    state = load_file(tmp_path / "m/model.safetensors")
+    state["transformer.ln_f.weight"].fill_(float("nan"))
+    save_file(state, tmp_path / "m/model.safetensors")
+    done = run("generate", "a", "-m", tmp_path / "m")
+    assert (done.code, done.out) == (4, "")
+    assert done.err == (
+        "error: the model's logits leave no token to choose: they are NaN or infinite; check the weights, or use "
+        "--weights fp32 if it was fp16\n"
+    )
+    done = run("generate", "a", "-m", tmp_path / "m", "--json")
+    assert (done.code, json.loads(done.out)["outputs"][0]["finish_reason"]) == (4, "error")
+
+
+def test_a_file_that_never_ends_is_refused(run: Run, tiny_model: str) -> None:
+    done = run("generate", "-f", "/dev/zero", "-m", tiny_model)
+    assert (done.code, done.out) == (2, "")
+    assert done.err == "error: /dev/zero: is longer than 16 MiB, more than any model reads; cut it\n"
+
+
+def test_the_mark_of_utf8_is_no_text_and_no_column(
+    run: Run, tiny_model: str, complete: Complete, tmp_path: Path
+) -> None:
+    (tmp_path / "p.py").write_bytes(b"\xef\xbb\xbfx = \n")
+    expected = complete("x = \n", max_tokens=5)
+    options = ("-m", tiny_model, "--max-tokens", "5")
+    assert run("generate", "-f", tmp_path / "p.py", *options).out == expected
+    assert run("generate", *options, stdin=b"\xef\xbb\xbfx = \n").out == expected
+    assert generate.split_at_cursor(f"{tmp_path / 'p.py'}:1:5") == ("x = ", "\n")
