@@ -57,9 +57,10 @@ def write_safetensors(
     Raises CheckpointError when the directory is not empty, the disk is full, or tensors are missing, surplus or do not
     fit; nothing is left under a final name then.
     """
-    existed = directory.exists()
+    existed = True
     temporary = directory / f"{_TEMPORARY}-{os.getpid()}"
     try:
+        existed = directory.exists()
         _check_directory(directory, overwrite)
         temporary.mkdir(parents=True)
         shards = _plan(specs, max_shard_bytes)
@@ -147,7 +148,7 @@ def _check_space(directory: Path, shards: Sequence[_Shard]) -> None:
     needed, free = sum(shard.num_bytes for shard in shards), shutil.disk_usage(directory).free
     if needed > free:
         raise CheckpointError(
-            f"{directory.parent}: the checkpoint needs {needed / 1e9:.1f} GB but the disk has {free / 1e9:.1f} GB free;"
+            f"{directory.parent}: needs {needed / 1e6:,.1f} MB but the disk has {free / 1e6:,.1f} MB free;"
             " make room or choose another disk"
         )
 
@@ -225,10 +226,19 @@ def _copy_tokenizer(source: Path, target: Path) -> None:
 
 
 def _publish(temporary: Path, directory: Path) -> None:
-    """Moves the finished files into place; until config.json follows last, nobody takes them for a checkpoint."""
+    """Moves the finished files into place; until config.json follows last, nobody takes them for a checkpoint.
+
+    What was there may be what was read, so nothing of it goes before all is known to fit.
+    """
+    names = [file.name for file in temporary.iterdir() if file.name != "config.json"]
+    patterns = (*_WEIGHTS, *(TOKENIZER_FILES if set(names) & set(TOKENIZER_FILES) else ()))
+    stale = [path for pattern in patterns for path in directory.glob(pattern) if path.name not in names]
+    blocked = [path.name for path in (*(directory / name for name in (*names, "config.json")), *stale) if path.is_dir()]
+    if blocked:
+        raise CheckpointError(f"{directory}: holds directories where files belong: {listing(sorted(blocked))}")
     (directory / "config.json").unlink(missing_ok=True)
-    for pattern in _WEIGHTS:
-        for stale in directory.glob(pattern):
-            stale.unlink()
-    for file in sorted(temporary.iterdir(), key=lambda file: file.name == "config.json"):
-        file.replace(directory / file.name)
+    for name in names:
+        (temporary / name).replace(directory / name)
+    for path in stale:
+        path.unlink()
+    (temporary / "config.json").replace(directory / "config.json")

@@ -184,7 +184,7 @@ def test_a_write_that_the_system_stops_is_one_sentence(tmp_path: Path) -> None:
 def test_too_little_space_is_noticed_before_writing(tmp_path: Path) -> None:
     free = os.statvfs(tmp_path)
     huge = torch.empty(free.f_bavail * free.f_frsize + (1 << 40), dtype=torch.uint8, device="meta")
-    with pytest.raises(CheckpointError, match=r"needs [\d.]+ GB but the disk has [\d.]+ GB free; make room"):
+    with pytest.raises(CheckpointError, match=r"needs [\d.,]+ MB but the disk has [\d.,]+ MB free; make room"):
         write_safetensors(tmp_path / "m", {"w": huge}, [], config={})
     assert list(tmp_path.iterdir()) == []
 
@@ -194,3 +194,33 @@ def test_a_dtype_that_the_format_cannot_hold(tmp_path: Path) -> None:
         CheckpointError, match=r"tensor 'w' has the dtype torch.complex128, which safetensors cannot hold"
     ):
         write_safetensors(tmp_path / "m", {"w": torch.zeros(1, dtype=torch.complex128)}, config={})
+
+
+def test_what_blocks_the_way_is_found_before_anything_is_replaced(tmp_path: Path) -> None:
+    write_safetensors(tmp_path, {"a": torch.ones(2)}, config={"n": 1})
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/tokenizer.json").write_text("{}")
+    (tmp_path / "tokenizer.json").mkdir()
+    with pytest.raises(CheckpointError, match=r"holds directories where files belong: tokenizer.json"):
+        write_safetensors(
+            tmp_path, {"a": torch.zeros(2)}, config={"n": 2}, overwrite=True, tokenizer_from=tmp_path / "source"
+        )
+    old = open_checkpoint(tmp_path)
+    assert (old.config, old.read("a").tolist()) == ({"n": 1}, [1, 1])
+
+
+def test_a_new_tokenizer_leaves_no_file_of_the_old_one(tmp_path: Path) -> None:
+    out, source = tmp_path / "out", tmp_path / "source"
+    for folder, names in ((out, ("vocab.json", "merges.txt", "chat_template.jinja")), (source, ("tokenizer.json",))):
+        folder.mkdir()
+        for name in names:
+            (folder / name).write_text("{}")
+    write_safetensors(out, {"a": torch.ones(2)}, config={}, overwrite=True)
+    assert (out / "vocab.json").exists()  # nothing takes its place
+    write_safetensors(out, {"a": torch.ones(2)}, config={}, overwrite=True, tokenizer_from=source)
+    assert sorted(path.name for path in out.iterdir()) == ["config.json", "model.safetensors", "tokenizer.json"]
+
+
+def test_a_name_that_no_system_takes(tmp_path: Path) -> None:
+    with pytest.raises(CheckpointError, match=r"the checkpoint could not be written \(File name too long\)"):
+        write_safetensors(tmp_path / ("x" * 300), {"a": torch.ones(2)}, config={})
