@@ -22,6 +22,7 @@ _HUB_ID = re.compile(
     r"(?P<repo>[A-Za-z0-9][\w.-]*/[A-Za-z0-9][\w.-]*)(?:@(?P<revision>[\w./-]+))?(?::(?P<file>[\w./-]+\.gguf))?",
     re.ASCII,
 )
+_HUB_PAGE = re.compile(r"(?:https?://)?(?:www\.)?(?:huggingface\.co|hf\.co)/([\w.-]+/[\w.-]+)", re.ASCII)
 _PATH_LIKE = re.compile(r"[./~\\].*|.*\\.*|.*/|[A-Za-z]:.*|.*\.(safetensors|bin|gguf|pt|pth|json)", re.DOTALL)
 _WEIGHTS: tuple[tuple[re.Pattern[str], str], ...] = (  # in the order of preference, with the suffix of an index
     (re.compile(r"model(-\d+-of-\d+)?\.safetensors"), ".safetensors"),
@@ -132,11 +133,14 @@ def _suggest(path: Path) -> str:
         siblings = [item.name for item in path.parent.iterdir()] if path.parent.is_dir() else []
     except OSError:
         siblings = []
+    siblings = [name for name in siblings if name != path.name]  # a link that leads nowhere
     close = difflib.get_close_matches(path.name, siblings, n=1)
     return f"; did you mean {path.parent / close[0]}?" if close else ""
 
 
 def _hub_hint(model: str) -> str:
+    if page := _HUB_PAGE.match(model):
+        return f"; a model on the Hub is named org/name: {page[1]}"
     plain = re.fullmatch(r"[\w.-]+", model) and not _PATH_LIKE.fullmatch(model)
     return "; a model on the Hub is named org/name" if plain else ""
 

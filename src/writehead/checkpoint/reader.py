@@ -32,6 +32,8 @@ def open_checkpoint(path: Path) -> Checkpoint:
             return _open_file(path)
     except OSError as error:
         raise CheckpointError(f"{path}: cannot be read ({error.strerror})") from None
+    if path.exists():
+        raise CheckpointError(f"{path}: is neither a file nor a directory; give a checkpoint's")
     raise ModelNotFoundError(f"{path}: there is no such file or directory")
 
 

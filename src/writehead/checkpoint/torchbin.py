@@ -7,6 +7,7 @@ refuses is reported by name. Zip files (torch >= 1.6) are memory-mapped, older o
 from __future__ import annotations
 
 import re
+import warnings
 import zipfile
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
@@ -64,12 +65,14 @@ def load_archive(path: Path, allowed: Sequence[Callable[..., Any] | tuple[Callab
     """
     try:
         mapped = MappedFile(path)
+        if not mapped.size:
+            raise CheckpointError(f"{path}: is empty; download it again")
         is_zip = mapped.data[:4] == b"PK\x03\x04"
         if is_zip:
             _check_zip(path)
         # An old file is given as memory: unlike a file, that never allocates what a length in the pickle asks for.
         source: Any = path if is_zip else mapped.data
-        with torch.serialization.safe_globals(list(allowed)):
+        with torch.serialization.safe_globals(list(allowed)), warnings.catch_warnings(action="ignore"):
             return torch.load(source, map_location="cpu", weights_only=True, mmap=is_zip)
     except CheckpointError:
         raise

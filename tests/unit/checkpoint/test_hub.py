@@ -262,3 +262,15 @@ def test_paths_come_first_and_typing_errors_are_noticed(tmp_path: Path, monkeypa
     assert refusal("bad\0name") == r"'bad\x00name': there is no such file or directory"
     assert "there is no such file" in refusal("x" * 5000)
     assert "not in the local cache" in refusal("org/starcodr", cache_dir=tmp_path / "cache", offline=True)
+
+
+@pytest.mark.parametrize("page", ["https://huggingface.co/bigcode/santacoder/tree/main", "hf.co/bigcode/santacoder"])
+def test_the_address_of_a_page_gives_the_name_on_the_hub(page: str) -> None:
+    with pytest.raises(ModelNotFoundError, match=r"a model on the Hub is named org/name: bigcode/santacoder$"):
+        resolve(page)
+
+
+def test_a_link_that_leads_nowhere_is_not_suggested_for_itself(tmp_path: Path) -> None:
+    (tmp_path / "model").symlink_to(tmp_path / "gone")
+    with pytest.raises(ModelNotFoundError, match=r"model: there is no such file or directory$"):
+        resolve(str(tmp_path / "model"))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import pytest
@@ -80,3 +81,9 @@ def test_a_mapping_counts_as_cache_not_as_memory(tmp_path: Path) -> None:
     mapped.prefetch(1 << 39, 5000)
     assert mapped.size == 1 << 40
     assert mapped.tensor((1 << 40) - 8, (2,), torch.float32).tolist() == [0, 0]
+
+
+def test_a_pipe_is_no_checkpoint_and_is_not_waited_for(tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "m.gguf")
+    with pytest.raises(CheckpointError, match=r"m.gguf: is neither a file nor a directory"):
+        open_checkpoint(tmp_path / "m.gguf")

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import pickle
 import random
 import shutil
 import zipfile
@@ -131,7 +132,7 @@ def rezip(data: bytes, compression: int, extra: dict[str, bytes] | None = None) 
 @pytest.mark.parametrize(
     ("data", "message"),
     [
-        (b"", "is not a file of weights that torch can load"),
+        (b"", "is empty; download it again"),
         (b"not a pickle at all", "is not a file of weights that torch can load"),
         (b"PK\3\4 not a zip", "is not a file of weights that torch can load"),
         (saved([torch.ones(1)]), "holds a list, expected a dict of named tensors"),
@@ -205,3 +206,9 @@ def test_fuzz(tmp_path: Path, seed: int) -> None:
     ]
     print(f"seed {seed}: zip {tallies[0]}; pickle {tallies[1]}; legacy {tallies[2]}")
     assert all(tally.opened > 0 and len(tally.refusals) > 100 for tally in tallies)
+
+
+def test_a_file_of_the_plain_pickle_module_is_refused_without_torchs_warning(tmp_path: Path) -> None:
+    """torch warns of the newer protocol; the suite makes a warning an error, which would be the message."""
+    message = refusal(tmp_path, pickle.dumps({"a": os.system}, protocol=4))
+    assert message.startswith("is not a file of weights that torch can load (UnpicklingError: ")
