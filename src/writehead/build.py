@@ -24,6 +24,7 @@ from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.files import listing
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
+from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, TokenizerError, UsageError
 from writehead.kernels import Kernels
 from writehead.models import gguf, megatron
@@ -38,6 +39,8 @@ BOX = Path(__file__).parent / "box"
 DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _NO_WEIGHTS = {name for name, dtype in STORED_DTYPES.items() if not dtype.is_floating_point}
+
+_MAX_TOKENIZER_BYTES = 256 << 20  # the largest public ones are below 40 MB
 
 NUM_LOADERS = min(4, os.cpu_count() or 1)
 
@@ -166,6 +169,12 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     if source.checkpoint.format == "gguf":
         return Tokenizer.from_gguf(source.checkpoint.metadata, origin=str(source.path))
     directory = source.path if source.path.is_dir() else source.path.parent
+    for file in (directory / name for name in TOKENIZER_FILES):
+        if file.is_file() and file.stat().st_size > _MAX_TOKENIZER_BYTES:
+            raise TokenizerError(
+                f"{file}: {file.stat().st_size} bytes are too many for a tokenizer's file; the limit is "
+                f"{_MAX_TOKENIZER_BYTES}, so fetch the file again"
+            )
     tokenizer = Tokenizer.from_directory(directory)
     if tokenizer.base_vocab_size > source.config.vocab_size:
         raise TokenizerError(

@@ -117,3 +117,12 @@ def test_the_tokenizer_of_a_gguf_file_is_blamed_by_its_path(tmp_path: Path) -> N
     source = replace(open_source(write_tiny_model(tmp_path)), checkpoint=OpenCheckpoint(tmp_path, "gguf", {}))
     with pytest.raises(TokenizerError, match=rf"^{re.escape(str(tmp_path))}: "):
         load_tokenizer(source)
+
+
+@pytest.mark.parametrize("name", ["tokenizer.json", "tokenizer_config.json", "chat_template.jinja"])
+def test_a_huge_file_of_a_tokenizer_is_not_read(tmp_path: Path, name: str) -> None:
+    write_tiny_model(tmp_path)
+    with (tmp_path / name).open("wb") as file:
+        file.truncate(1 << 40)  # zeros that take no room
+    with pytest.raises(TokenizerError, match=rf"{name}: 1099511627776 bytes are too many for a tokenizer's file"):
+        load_tokenizer(open_source(tmp_path))

@@ -31,6 +31,8 @@ VERBS = {
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
+_HELP = {"help_option_names": ["--help", "-h"]}
+
 _WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a stream answers that takes no more; whoever writes files reports their errors by name."""
 
@@ -48,7 +50,7 @@ class Verbs(typer.core.TyperGroup):
             names: Any = dict.fromkeys(VERBS)
             self.commands = names  # what typer suggests from
             return None
-        verb = typer.Typer(add_completion=False, rich_markup_mode=None)
+        verb = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_HELP)
         verb.command(cmd_name)(getattr(import_module(f"writehead.cli.{cmd_name}"), cmd_name))
         return typer.main.get_command(verb)
 
@@ -58,7 +60,9 @@ class Verbs(typer.core.TyperGroup):
             formatter.write_dl(list(VERBS.items()))
 
 
-app = typer.Typer(cls=Verbs, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False)
+app = typer.Typer(
+    cls=Verbs, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
+)
 
 
 def _print_version(wanted: bool) -> None:
@@ -147,6 +151,7 @@ def _report(message: str, code: int, *, debug: bool, prefix: str = "error: ") ->
         traceback.print_exc()
     with contextlib.suppress(OSError):  # `main` tries again and speaks of it
         sys.stdout.flush()
+    line = "".join(c if c.isprintable() else repr(c)[1:-1] for c in prefix + message)  # file names may hold anything
     with contextlib.suppress(OSError):
-        print(prefix + message, file=sys.stderr)
+        print(line, file=sys.stderr)
     return code

@@ -260,3 +260,13 @@ def test_memory_that_others_refuse(run: Run, monkeypatch: pytest.MonkeyPatch, er
     done = run("env")
     assert (done.code, done.err.count("\n")) == (1, 1)
     assert done.err.startswith("error: the memory is not enough")
+
+
+def test_a_name_with_a_line_break_stays_one_line(run: Run) -> None:
+    done = run("generate", "-f", "no\nsuch\x1b[1m")
+    assert done.err == "error: no\\nsuch\\x1b[1m: cannot be read (No such file or directory)\n"
+
+
+def test_the_short_way_to_help(run: Run) -> None:
+    assert run("-h").out == run("--help").out
+    assert run("env", "-h").out == run("env", "--help").out
