@@ -222,7 +222,12 @@ def _index(shards: Sequence[_Shard]) -> dict[str, Any]:
 def _copy_tokenizer(source: Path, target: Path) -> None:
     for name in TOKENIZER_FILES:
         if (source / name).is_file():
-            shutil.copyfile(source / name, target / name)
+            try:
+                original = (source / name).open("rb")
+            except OSError as error:
+                raise CheckpointError(f"{source / name}: cannot be read ({error.strerror})") from None
+            with original, (target / name).open("wb") as copy:
+                shutil.copyfileobj(original, copy)
 
 
 def _publish(temporary: Path, directory: Path) -> None:
