@@ -31,6 +31,9 @@ VERBS = {
 INTERNAL_ERROR = 70
 """EX_SOFTWARE of sysexits.h."""
 
+INTERRUPTED = 130
+"""What a shell makes of a process that Ctrl-C ended."""
+
 _HELP = {"help_option_names": ["--help", "-h"]}
 
 _WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
@@ -116,6 +119,8 @@ def _run(arguments: Sequence[str], *, debug: bool) -> int:
     """Run a verb, report what went wrong, and return the exit code. OSError: the output takes no more."""
     try:
         app(arguments, prog_name="writehead")
+    except KeyboardInterrupt:  # while the verb was being loaded; later ones are typer's or the verb's
+        return INTERRUPTED
     except SystemExit as stop:
         return stop.code if isinstance(stop.code, int) else 0 if stop.code is None else 1
     except WriteheadError as error:

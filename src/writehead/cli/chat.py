@@ -8,14 +8,12 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from writehead.cli import options, sampling
+from writehead.cli import INTERRUPTED, options, sampling
 from writehead.engine.request import SamplingParams
 from writehead.errors import PromptError, TokenizerError
 
 if TYPE_CHECKING:
     from writehead.api import LLM
-
-INTERRUPTED = 130
 
 
 @options.with_fields(SamplingParams, sampling.ONE_ANSWER, defaults={**sampling.DEFAULTS, "max_tokens": 512})

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from writehead.cli import options, sampling
+from writehead.cli import INTERRUPTED, options, sampling
 from writehead.engine.request import SamplingParams
 from writehead.errors import UsageError
 
@@ -20,8 +20,6 @@ if TYPE_CHECKING:
     from writehead.engine.engine import Event
     from writehead.engine.outputs import RequestOutput
     from writehead.engine.sequence import Sequence
-
-INTERRUPTED = 130
 
 
 @options.with_fields(SamplingParams, sampling.HELP, defaults=sampling.DEFAULTS, flags={"n": "-n"})

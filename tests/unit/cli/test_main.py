@@ -270,3 +270,12 @@ def test_a_name_with_a_line_break_stays_one_line(run: Run) -> None:
 def test_the_short_way_to_help(run: Run) -> None:
     assert run("-h").out == run("--help").out
     assert run("env", "-h").out == run("env", "--help").out
+
+
+def test_an_interrupt_while_a_verb_is_loaded(run: Run, monkeypatch: pytest.MonkeyPatch) -> None:
+    def interrupted(_name: str) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr("writehead.cli.import_module", interrupted)
+    done = run("env")
+    assert (done.code, done.out, done.err) == (130, "", "")
