@@ -8,6 +8,7 @@ import resource
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any
 
 import pytest
 import safetensors.torch
@@ -224,3 +225,19 @@ def test_a_new_tokenizer_leaves_no_file_of_the_old_one(tmp_path: Path) -> None:
 def test_a_name_that_no_system_takes(tmp_path: Path) -> None:
     with pytest.raises(CheckpointError, match=r"the checkpoint could not be written \(File name too long\)"):
         write_safetensors(tmp_path / ("x" * 300), {"a": torch.ones(2)}, config={})
+
+
+def test_a_tokenizer_that_cannot_be_read_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    (tmp_path / "source").mkdir()
+    (tmp_path / "source/tokenizer.json").write_text("{}")
+    real = Path.open
+
+    def forbidden(path: Path, *arguments: Any, **options: Any) -> Any:  # root may read everything
+        if path.parent.name == "source":
+            raise PermissionError(13, "Permission denied")
+        return real(path, *arguments, **options)
+
+    monkeypatch.setattr(Path, "open", forbidden)
+    with pytest.raises(CheckpointError, match=r"source/tokenizer.json: cannot be read \(Permission denied\)"):
+        write_safetensors(tmp_path / "m", {"a": torch.ones(2)}, config={}, tokenizer_from=tmp_path / "source")
+    assert not (tmp_path / "m").exists()
