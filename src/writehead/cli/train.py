@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from writehead.cli import options
+from writehead.errors import UsageError
 from writehead.train.config import TrainConfig
 
 if TYPE_CHECKING:
@@ -62,6 +63,11 @@ def train(publish: Publish = None, **fields: Any) -> None:
     from writehead.train import train as run
 
     config = TrainConfig(**fields)
+    if publish is not None:
+        try:
+            publish.mkdir(parents=True, exist_ok=True)  # hours before it is needed, while somebody is there
+        except OSError as error:
+            raise UsageError(f"--publish: {publish} cannot be a folder ({error.strerror}); choose another") from None
     result = run(config, show_progress=sys.stderr.isatty())
     print(
         f"{config.out}: {result.steps} steps, {result.tokens} tokens in {result.seconds / 60:.1f} minutes, "

@@ -62,3 +62,11 @@ def test_a_run_can_be_published_and_completes(run: Run, tmp_path: Path) -> None:
     assert "function bodies parse" in done.out
     assert "# A small code model" in (box / "README.md").read_text("utf-8")
     assert run("generate", "def f", "--model", box, "--max-tokens", "3").code == 0
+
+
+def test_a_folder_that_cannot_be_published_to_is_said_before_the_run(run: Run, tmp_path: Path) -> None:
+    (tmp_path / "file").write_text("")
+    done = run("train", "--out", tmp_path / "out", "--publish", tmp_path / "file")
+    assert (done.code, done.out) == (2, "")
+    assert done.err == f"error: --publish: {tmp_path / 'file'} cannot be a folder (File exists); choose another\n"
+    assert not (tmp_path / "out").exists()
