@@ -2,11 +2,12 @@
 
     python benchmarks/startup.py MODEL [--weights fp32] [--prompt-tokens 16] [--rounds 5]
 
-Alternates four processes: `import torch`; reading the checkpoint's files; the first token of a prompt; touching as
-much memory as the weights take, for the first time and with nothing else to do. Prints the medians, the excess of the
-third over the first two, and the peak of anonymous memory over the weights' size at the compute dtype; ends with one
-JSON line. The first round warms the page cache and is not counted. The fourth says how much of the excess is the
-machine's: a virtual machine that hands freed memory back to its host pays for it again.
+Alternates five processes: `import torch`; reading the checkpoint's files; the first token of a prompt; touching as
+much memory as the weights take, for the first time and with nothing else to do, in huge and in small pages. Prints the
+medians, the excess of the third over the first two, and the peak of anonymous memory over the weights' size at the
+compute dtype; ends with one JSON line. The first round warms the page cache and is not counted. Each process starts
+after a pause, so that none finds memory which the one before it has just freed: a virtual machine may hand that back to
+its host and pay for it again. What the last two take is the machine's share of the excess.
 """
 
 from __future__ import annotations
@@ -34,7 +35,8 @@ TOUCH_MEMORY = """
 import mmap, sys, threading
 size = int(sys.argv[1])
 block = mmap.mmap(-1, size, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-block.madvise(mmap.MADV_HUGEPAGE)
+if sys.argv[2] == "huge":
+    block.madvise(mmap.MADV_HUGEPAGE)
 import ctypes
 start = ctypes.addressof(ctypes.c_char.from_buffer(block))
 half = size // 2
@@ -45,8 +47,12 @@ print("done", flush=True)
 """
 
 
+PAUSE = 4.0  # seconds
+
+
 def run(command: list[str]) -> tuple[float, int, str]:
     """Seconds until the process prints its line or ends, its peak of anonymous memory in bytes, and the line."""
+    time.sleep(PAUSE)
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -86,13 +92,14 @@ def main() -> None:
         "first_token": [
             sys.executable, "-c", FIRST_TOKEN, str(args.model), args.weights, str(args.prompt_tokens),
         ],
-        "touch_memory": [sys.executable, "-c", TOUCH_MEMORY],
+        "touch_huge_pages": [sys.executable, "-c", TOUCH_MEMORY, "{weights}", "huge"],
+        "touch_small_pages": [sys.executable, "-c", TOUCH_MEMORY, "{weights}", "small"],
     }  # fmt: skip
     seconds: dict[str, list[float]] = {name: [] for name in commands}
     peak, weights = 0, 0
     for round_ in range(args.rounds + 1):
         for name, command in commands.items():
-            elapsed, anonymous, line = run([*command, str(weights)] if name == "touch_memory" else command)
+            elapsed, anonymous, line = run([word.replace("{weights}", str(weights)) for word in command])
             if round_:
                 seconds[name].append(elapsed)
             if name == "first_token":

@@ -13,7 +13,6 @@ import torch
 
 from tests import models, smollm2
 
-# Models this small only wait for each other's threads, and on a busy machine they wait long.
 torch.set_num_threads(1)
 os.environ["OMP_NUM_THREADS"] = "1"  # for the processes that tests start
 
@@ -34,11 +33,15 @@ def pytest_report_header(config: pytest.Config) -> str:
 
 @pytest.fixture(autouse=True)
 def seed(request: pytest.FixtureRequest) -> int:
-    """The run's seed, with `random`, numpy and torch seeded by it before each test."""
+    """The run's seed, with `random`, numpy and torch seeded by it before each test.
+
+    One thread: products this small only wait for each other's threads, and on a busy machine they wait long.
+    """
     value: int = request.config.getoption("--seed")
     random.seed(value)
     numpy.random.seed(value)
     torch.manual_seed(value)
+    torch.set_num_threads(1)
     return value
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import copy
 import dataclasses
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -41,13 +40,8 @@ NUM_GREEDY = 32
 
 
 @pytest.fixture(scope="module", autouse=True)
-def _one_thread() -> Iterator[None]:
-    """Products this small are slower on several threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+def _quiet() -> None:
     logging.disable_progress_bar()
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module", params=CASES)

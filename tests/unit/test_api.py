@@ -21,14 +21,6 @@ GREEDY = SamplingParams(temperature=0.0, max_tokens=12, ignore_eos=True)
 PROMPTS = ["def f(", "class Point:\n", "x", "import math\n\n\nfor name in sorted("]
 
 
-@pytest.fixture(autouse=True, scope="module")
-def one_thread() -> Iterator[None]:
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
-
-
 @pytest.fixture(scope="module")
 def llm(tiny_model: Path) -> LLM:
     return LLM(tiny_model, max_num_seqs=3)

@@ -1,7 +1,7 @@
 """The reference with oneDNN's matrix product, for fp32 inference on the CPU.
 
 torch's own `linear` goes through BLAS, whose path for few rows and a transposed weight is slow: on the shapes of a
-1.1 B model oneDNN takes 0.8 of its time at one row, 0.4 to 0.6 at 2 to 32 and 0.7 at 64 (docs/decisions/0004).
+1.1 B model oneDNN takes 0.8 of its time at one row, 0.4 to 0.7 at 2 to 64 (docs/decisions/0004).
 """
 
 from __future__ import annotations

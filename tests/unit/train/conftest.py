@@ -2,22 +2,11 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-import torch
 
 from writehead.train import TrainConfig
-
-
-@pytest.fixture(autouse=True)
-def one_thread() -> Iterator[None]:
-    """Models this small only wait for each other's threads."""
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
-    yield
-    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="session")
