@@ -29,17 +29,17 @@ class TrainConfig:
     # text
     vocab_size: int = 4096
     fim_rate: float = 0.2  # share of the documents that are turned into fill-in-the-middle
-    function_rate: float = 0.85  # share of the other documents that are shown one function at a time
+    function_rate: float = 0.6  # share of the other documents that are shown one function at a time
 
     # model
-    layers: int = 4
-    width: int = 256
-    heads: int = 4
+    layers: int = 5
+    width: int = 320
+    heads: int = 5
     context: int = 1024
 
     # optimization
-    steps: int = 3000
-    batch: int = 3  # sequences of `context` tokens a pass
+    steps: int = 5000
+    batch: int = 8  # sequences of `context` tokens a pass
     accumulate: int = 1  # passes a step
     short_share: float = 0.75  # share of the run, from its start, that sees sequences cut in two: attention is cheaper
     optimizer: Literal["adamw", "muon"] = "muon"
@@ -51,7 +51,7 @@ class TrainConfig:
     beta2: float = 0.98
     clip: float = 1.0
     repetition: float = 1.0  # weight of unlikelihood against repeating the last tokens; 0: plain cross-entropy
-    dtype: Literal["float32", "bfloat16"] = "float32"
+    dtype: Literal["float32", "bfloat16"] = "bfloat16"
     seed: int = 0
 
     # the run

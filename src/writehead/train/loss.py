@@ -29,7 +29,7 @@ def loss_sum(model: Decoder, batch: Batch, *, dtype: torch.dtype, repetition: fl
         hidden = model.hidden(batch.inputs, positions)
     assert model.lm_head is None, "the loss reads the tied head"
     loss: Tensor = _HeadLoss.apply(  # type: ignore[no-untyped-call]
-        hidden.float().flatten(0, 1), model.embed.weight, batch.targets.flatten(), _recent(batch.inputs), repetition
+        hidden.flatten(0, 1), model.embed.weight, batch.targets.flatten(), _recent(batch.inputs), repetition, dtype
     )
     return loss
 
@@ -45,17 +45,26 @@ class _HeadLoss(torch.autograd.Function):
     """Head and cross-entropy in one: gradients are made chunk by chunk while the logits are there, never all at once.
 
     hidden [N, M], weight [V, M], targets int64 [N], recent int64 [N, W]
-    -> the sum of -log softmax(hidden weight^T)[target].
+    -> the sum of -log softmax(hidden weight^T)[target]. Products run in `dtype`, everything else in fp32.
     """
 
     @staticmethod
-    def forward(ctx: Any, hidden: Tensor, weight: Tensor, targets: Tensor, recent: Tensor, repetition: float) -> Tensor:
-        grad_hidden, grad_weight = torch.empty_like(hidden), torch.zeros_like(weight)
-        total = hidden.new_zeros(())
-        buffer = hidden.new_empty(min(CHUNK_TOKENS, len(hidden)), len(weight))
+    def forward(
+        ctx: Any,
+        hidden: Tensor,
+        weight: Tensor,
+        targets: Tensor,
+        recent: Tensor,
+        repetition: float,
+        dtype: torch.dtype,
+    ) -> Tensor:
+        grad_hidden = torch.empty_like(hidden, dtype=dtype)
+        grad_weight = torch.zeros_like(weight)
+        hidden, head = hidden.to(dtype), weight.to(dtype)
+        total = weight.new_zeros(())
         parts = (x.split(CHUNK_TOKENS) for x in (hidden, targets, recent, grad_hidden))
         for h, t, r, g in zip(*parts, strict=True):
-            logits = torch.mm(h, weight.t(), out=buffer[: len(h)])
+            logits = torch.mm(h, head.t()).float()
             picked = logits.gather(1, t[:, None])
             normalizer = logits.logsumexp(1, keepdim=True)
             total += (normalizer - picked).sum()
@@ -63,15 +72,16 @@ class _HeadLoss(torch.autograd.Function):
             if repetition:
                 _add_unlikelihood(grad, t, r, repetition)
             grad.scatter_add_(1, t[:, None], -torch.ones_like(picked))
-            torch.mm(grad, weight, out=g)
-            grad_weight.addmm_(grad.t(), h)
+            grad = grad.to(dtype)
+            torch.mm(grad, head, out=g)
+            grad_weight += torch.mm(grad.t(), h)
         ctx.save_for_backward(grad_hidden, grad_weight)
         return total
 
     @staticmethod
-    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None]:
+    def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None, None, None, None]:
         grad_hidden, grad_weight = ctx.saved_tensors
-        return grad_hidden * grads[0], grad_weight * grads[0], None, None, None
+        return grad_hidden * grads[0].to(grad_hidden.dtype), grad_weight * grads[0], None, None, None, None
 
 
 def _add_unlikelihood(probabilities: Tensor, targets: Tensor, recent: Tensor, weight: float) -> None:

@@ -29,7 +29,9 @@ def make_optimizer(model: nn.Module, config: TrainConfig) -> torch.optim.Optimiz
         kind.append(parameter)
     betas, decay = (config.beta1, config.beta2), config.weight_decay
     if config.optimizer == "muon":
-        return Muon(hidden, tables, vectors, lr=config.lr, betas=betas, weight_decay=decay)
+        return Muon(
+            hidden, tables, vectors, lr=config.lr, betas=betas, weight_decay=decay, dtype=getattr(torch, config.dtype)
+        )
     groups = [{"params": hidden + tables, "weight_decay": decay}, {"params": vectors, "weight_decay": 0.0}]
     return torch.optim.AdamW(groups, lr=config.lr, betas=betas, fused=True)
 
@@ -61,13 +63,14 @@ class Muon(torch.optim.Optimizer):
         betas: tuple[float, float],
         weight_decay: float,
         momentum: float = 0.95,
+        dtype: torch.dtype = torch.float32,
     ) -> None:
         groups: list[dict[str, Any]] = [
             {"params": hidden, "orthogonal": True, "weight_decay": weight_decay},
             {"params": tables, "orthogonal": False, "weight_decay": weight_decay},
             {"params": vectors, "orthogonal": False, "weight_decay": 0.0},
         ]
-        super().__init__(groups, {"lr": lr, "betas": betas, "momentum": momentum})
+        super().__init__(groups, {"lr": lr, "betas": betas, "momentum": momentum, "dtype": dtype})
 
     @torch.no_grad()
     def step(self, closure: Callable[[], float] | None = None) -> None:  # type: ignore[override]
@@ -85,7 +88,7 @@ class Muon(torch.optim.Optimizer):
 def _muon(parameter: Tensor, grad: Tensor, state: dict[str, Any], group: dict[str, Any]) -> None:
     momentum = state.setdefault("momentum", torch.zeros_like(parameter))
     momentum.lerp_(grad, 1 - group["momentum"])
-    direction = orthogonalize(grad.lerp(momentum, group["momentum"]))  # Nesterov
+    direction = orthogonalize(grad.lerp(momentum, group["momentum"]), group["dtype"])  # Nesterov
     parameter.add_(direction, alpha=-group["lr"] * MUON_RMS * math.sqrt(max(parameter.shape)))
 
 
@@ -100,12 +103,15 @@ def _adam(parameter: Tensor, grad: Tensor, state: dict[str, Any], group: dict[st
     parameter.addcdiv_(state["mean"], root, value=-group["lr"] / (1 - beta1 ** state["step"]))
 
 
-def orthogonalize(matrix: Tensor) -> Tensor:
-    """Bring all singular values of a matrix near one (0.7 to 1.2): five steps of a quintic Newton-Schulz iteration."""
+def orthogonalize(matrix: Tensor, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Bring all singular values of a matrix near one (0.7 to 1.2): five steps of a quintic Newton-Schulz iteration.
+
+    The iteration forgives the rounding of bfloat16 (its own authors run it so); the result is in `dtype`.
+    """
     a, b, c = 3.4445, -4.7750, 2.0315
     tall = matrix.shape[0] > matrix.shape[1]
     x = matrix.t() if tall else matrix
-    x = x / (x.norm() + 1e-7)
+    x = (x / (x.norm() + 1e-7)).to(dtype)
     for _ in range(5):
         gram = x @ x.t()
         x = torch.addmm(x, torch.addmm(gram, gram, gram, beta=b, alpha=c), x, beta=a)
