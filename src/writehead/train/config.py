@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import math
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
@@ -10,6 +11,23 @@ from typing import Literal
 from writehead.errors import UsageError
 
 STDLIB = "stdlib"
+
+_WHOLE = {
+    "vocab_size": (300, 65536),
+    "layers": (1, 1000),
+    "width": (1, 1 << 16),
+    "heads": (1, 1 << 16),
+    "context": (16, 1 << 20),
+    "steps": (1, 10**9),
+    "batch": (1, 1 << 16),
+    "accumulate": (1, 1 << 16),
+    "warmup": (0, 10**9),
+    "seed": (0, 2**64 - 1),  # what both torch and numpy take
+    "eval_every": (1, 10**9),
+    "eval_files": (1, 10**9),
+    "threads": (1, 1024),  # torch dies of some ten thousand
+}
+"""The whole numbers, with the least and the largest value of each."""
 
 
 @dataclass(frozen=True, kw_only=True)
@@ -64,22 +82,27 @@ class TrainConfig:
 
     def __post_init__(self) -> None:
         """Refuse values that cannot work, by name."""
-        for name in ("layers", "width", "heads", "steps", "batch", "accumulate", "eval_every", "eval_files"):
-            _require(getattr(self, name) >= 1, name, getattr(self, name), "at least 1")
+        for name, value in vars(self).items():
+            _require(not isinstance(value, float) or math.isfinite(value), name, value, "a finite number")
+        for name, (low, high) in _WHOLE.items():
+            value = getattr(self, name)
+            _require(value is None or low <= value <= high, name, value, f"from {low} to {high}")
         for name in ("lr", "clip", "checkpoint_minutes"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
         for name in ("fim_rate", "function_rate", "short_share", "repetition"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
+        for name in ("beta1", "beta2"):
+            _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1, both excluded")
         _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"between 0 and the learning rate {self.lr}")
-        _require(0 <= self.warmup < self.steps, "warmup", self.warmup, f"fewer than the {self.steps} steps")
+        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        fewer = f"below the number of steps, {self.steps}; lower warmup (0 is none), or raise steps"
+        _require(self.warmup < self.steps, "warmup", self.warmup, fewer)
         _require(self.width % self.heads == 0, "width", self.width, f"a multiple of the {self.heads} heads")
-        _require(300 <= self.vocab_size <= 65536, "vocab_size", self.vocab_size, "from 300 to 65536")
-        _require(self.context >= 16 and self.context % 2 == 0, "context", self.context, "even and at least 16")
+        _require(self.context % 2 == 0, "context", self.context, "even")
         _require(self.optimizer in ("adamw", "muon"), "optimizer", self.optimizer, "adamw or muon")
         _require(self.dtype in ("float32", "bfloat16"), "dtype", self.dtype, "float32 or bfloat16")
         _require(self.minutes is None or self.minutes > 0, "minutes", self.minutes, "more than 0")
-        _require(self.threads is None or self.threads >= 1, "threads", self.threads, "at least 1")
 
     def as_json(self) -> dict[str, object]:
         """The config as plain values, for the log, the checkpoint and the model card."""

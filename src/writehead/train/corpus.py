@@ -68,7 +68,7 @@ def read_corpus(source: str, *, pattern: str, held_out: float) -> Corpus:
     if not root.is_dir():
         raise UsageError(f"the training corpus {source} is not a folder; give one with source files, or {STDLIB!r}")
     files: dict[str, SourceFile] = {}
-    for path in sorted(root.glob(pattern)):
+    for path in _matching(root, pattern):
         file = _read(path, path.relative_to(root).as_posix())
         if file is not None:
             files.setdefault(file.sha256, file)
@@ -85,6 +85,16 @@ def read_corpus(source: str, *, pattern: str, held_out: float) -> Corpus:
     return corpus
 
 
+def _matching(root: Path, pattern: str) -> list[Path]:
+    try:
+        return sorted(root.glob(pattern))
+    except (ValueError, NotImplementedError, IndexError):  # empty, absolute or malformed; its types changed over time
+        raise UsageError(
+            f"training option pattern is {pattern!r}, but it must be a pattern of paths inside the corpus, such as "
+            "'**/*.py'"
+        ) from None
+
+
 def is_held_out(path: str, share: float) -> bool:
     """Whether the file of this name is never trained on."""
     digest = hashlib.sha256(path.encode()).digest()
@@ -94,7 +104,12 @@ def is_held_out(path: str, share: float) -> bool:
 def _read(path: Path, name: str) -> SourceFile | None:
     if any(fnmatch(name, glob) for glob in _EXCLUDED) or not path.is_file():
         return None
-    data = path.read_bytes()
+    try:
+        data = path.read_bytes()
+    except OSError as error:
+        raise UsageError(
+            f"the training corpus holds {path}, which cannot be read ({error.strerror}); make it readable, or remove it"
+        ) from None
     if not data.strip() or len(data) > MAX_FILE_BYTES:
         return None
     try:

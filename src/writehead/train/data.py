@@ -7,6 +7,7 @@ import random
 from collections.abc import Iterator
 from dataclasses import dataclass
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import torch
@@ -14,7 +15,7 @@ from numpy.typing import NDArray
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from writehead.errors import UsageError
+from writehead.errors import CheckpointError, UsageError
 from writehead.train.config import TrainConfig
 from writehead.train.corpus import SourceFile
 from writehead.train.fim import Segment, render
@@ -61,9 +62,11 @@ class Batches:
         return {"epoch": self.epoch, "position": self.position}
 
     def load_state(self, state: dict[str, int]) -> None:
-        """Continue at a place returned by `state`."""
+        """Continue at a place returned by `state`. ValueError: this run has no such place."""
         if state["epoch"] != self.epoch:
             self._open(state["epoch"])
+        if not 0 <= state["position"] <= len(self._order):
+            raise ValueError(f"epoch {self.epoch} has {len(self._order)} windows")
         self.position = state["position"]
 
     def _window(self) -> Tokens:
@@ -92,11 +95,24 @@ def epoch_tokens(files: tuple[SourceFile, ...], tokenizer: Tokenizer, config: Tr
     if not path.exists():
         ids = np.concatenate(list(_encode(files, tokenizer, config, epoch)))
         partial = path.with_suffix(".partial")
-        with partial.open("wb") as file:
-            np.save(file, ids)
-        os.replace(partial, path)
-    tokens: Tokens = np.load(path, mmap_mode="r")
-    return tokens
+        try:
+            with partial.open("wb") as file:
+                np.save(file, ids)
+            os.replace(partial, path)
+        except OSError as error:
+            raise UsageError(f"{path}: the tokens cannot be written ({error}); make room and resume") from None
+    return _read(path, vocab_size=tokenizer.get_vocab_size())
+
+
+def _read(path: Path, *, vocab_size: int) -> Tokens:
+    """Map a file of token ids. Raises CheckpointError for anything else."""
+    try:
+        tokens = np.load(path, mmap_mode="r")
+    except (OSError, EOFError, ValueError):
+        tokens = None
+    if tokens is None or tokens.dtype != np.uint16 or tokens.ndim != 1 or tokens.max(initial=0) >= vocab_size:
+        raise CheckpointError(f"{path}: the tokens of the run are damaged; delete the file, and it is made again")
+    return tokens  # type: ignore[no-any-return]
 
 
 def _encode(files: tuple[SourceFile, ...], tokenizer: Tokenizer, config: TrainConfig, epoch: int) -> Iterator[Tokens]:

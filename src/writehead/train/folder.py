@@ -79,7 +79,9 @@ def reopen(config: TrainConfig, corpus: Corpus) -> Tokenizer:
     try:
         before = json.loads((out / "train_config.json").read_text(encoding="utf-8"))
         manifest = (out / "manifest.jsonl").read_text(encoding="utf-8")
-    except (OSError, ValueError) as error:
+        if not isinstance(before, dict):
+            raise ValueError("not an object")
+    except (OSError, ValueError, RecursionError) as error:
         raise CheckpointError(f"{out} holds no complete training run to resume; start one without resume") from error
     now = config.as_json()
     for name in _FIXED:

@@ -56,7 +56,7 @@ def load_state(path: Path, *, model: nn.Module, optimizer: torch.optim.Optimizer
         optimizer.load_state_dict(state["optimizer"])
         batches.load_state(state["batches"])
         return Progress(**state["progress"])
-    except (KeyError, TypeError, ValueError, RuntimeError) as error:
+    except (AttributeError, KeyError, IndexError, TypeError, ValueError, RuntimeError) as error:
         raise CheckpointError(
             f"{path}: the saved state does not fit this run's model; resume with the options of the original run "
             "or choose another output folder"

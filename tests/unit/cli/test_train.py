@@ -42,10 +42,24 @@ def test_every_field_is_an_option(run: Run, monkeypatch: pytest.MonkeyPatch, tmp
     assert seen[1] == TrainConfig(out=tmp_path)
 
 
-def test_a_value_that_cannot_work(run: Run, tmp_path: Path) -> None:
-    done = run("train", "--out", tmp_path / "out", "--heads", "3")
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["--width=33", "--heads=2"], "width is 33, but it must be a multiple of the 2 heads"),
+        (["--seed=1208925819614629174706176"], f"seed is {2**80}, but it must be from 0 to {2**64 - 1}"),
+        (["--lr=nan"], "lr is nan, but it must be a finite number"),
+        (["--threads=100000"], "threads is 100000, but it must be from 1 to 1024"),
+        (["--steps=1", "--warmup=3"], "warmup is 3, but it must be below the number of steps, 1; lower warmup (0 is "
+                                      "none), or raise steps"),
+        (["--pattern="], "pattern is '', but it must be a pattern of paths inside the corpus, such as '**/*.py'"),
+        (["--pattern=/*.py"], "pattern is '/*.py', but it must be a pattern of paths inside the corpus, such as "
+                              "'**/*.py'"),
+    ],
+)  # fmt: skip
+def test_a_value_that_cannot_work(run: Run, tmp_path: Path, arguments: list[str], message: str) -> None:
+    done = run("train", "--out", tmp_path / "out", "--corpus", tmp_path, *arguments)
     assert (done.code, done.out) == (2, "")
-    assert done.err == "error: training option width is 256, but it must be a multiple of the 3 heads\n"
+    assert done.err == f"error: training option {message}\n"
     assert not (tmp_path / "out").exists()
 
 

@@ -75,6 +75,19 @@ def test_unusable_corpus_is_refused(tmp_path: Path) -> None:
         read_corpus(str(tmp_path), pattern="**/*.py", held_out=0.2)
 
 
+def test_a_file_that_cannot_be_read_is_named(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:
+        if path.name == "m7.py":
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(UsageError, match=r"m7.py, which cannot be read \(Permission denied\)"):
+        read_corpus(str(root), pattern="**/*.py", held_out=0.2)
+
+
 @pytest.mark.parametrize(("text", "ok"), [("x = 1\n", True), ("x = \n", False), ("x = '\0'\n", False), ("'\\d'", True)])
 def test_parses(text: str, ok: bool) -> None:
     assert parses(text) is ok

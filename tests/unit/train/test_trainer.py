@@ -10,6 +10,7 @@ import time
 from pathlib import Path
 from typing import Any, Literal
 
+import numpy as np
 import pytest
 import torch
 from tokenizers import Tokenizer
@@ -125,7 +126,7 @@ def test_nothing_to_resume(config: TrainConfig) -> None:
         train(dataclasses.replace(config, resume=True))
 
 
-@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "other"])
+@pytest.mark.parametrize("damage", ["missing", "truncated", "empty", "other", "list"])
 def test_a_damaged_state_is_one_sentence(config: TrainConfig, damage: str) -> None:
     train(config, show_progress=False)
     path = config.out / FILE_NAME
@@ -133,9 +134,39 @@ def test_a_damaged_state_is_one_sentence(config: TrainConfig, damage: str) -> No
         path.unlink()
     elif damage == "other":
         torch.save({"model": {}}, path)
+    elif damage == "list":
+        torch.save({"model": {}, "optimizer": []}, path)
     else:
         os.truncate(path, 0 if damage == "empty" else 1000)
     with pytest.raises(CheckpointError, match="state"):
+        train(dataclasses.replace(config, resume=True))
+
+
+@pytest.mark.parametrize("damage", ["empty", "truncated", "zeros", "other", "out of range"])
+def test_damaged_tokens_are_one_sentence_that_helps(config: TrainConfig, damage: str) -> None:
+    whole = train(config, show_progress=False)
+    path = config.out / "tokens-0.npy"
+    intact = path.read_bytes()
+    if damage == "other":
+        np.save(path, np.zeros((2, 2), np.float32))
+    elif damage == "out of range":
+        np.save(path, np.full(10_000, config.vocab_size, np.uint16))
+    else:
+        path.write_bytes({"empty": b"", "truncated": intact[:-100], "zeros": bytes(len(intact))}[damage])
+    with pytest.raises(
+        CheckpointError, match=f"^{path}: the tokens of the run are damaged; delete the file, and it is"
+    ):
+        train(dataclasses.replace(config, resume=True))
+    path.unlink()
+    assert train(dataclasses.replace(config, resume=True), show_progress=False).steps == whole.steps
+    assert path.read_bytes() == intact
+
+
+def test_a_place_beyond_the_tokens_does_not_resume(config: TrainConfig) -> None:
+    state = read_state(train(config, show_progress=False).state)
+    state["batches"]["position"] = 10**6
+    torch.save(state, config.out / FILE_NAME)
+    with pytest.raises(CheckpointError, match="the saved state does not fit this run"):
         train(dataclasses.replace(config, resume=True))
 
 
