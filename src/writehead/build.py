@@ -25,7 +25,7 @@ from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.files import listing
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.checkpoint.writer import TOKENIZER_FILES
-from writehead.errors import CheckpointError, TokenizerError, UsageError
+from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
 from writehead.kernels import Kernels
 from writehead.models import gguf, megatron
 from writehead.models.config import ConfigReader, ModelConfig
@@ -64,11 +64,15 @@ def open_source(model: str | Path | None, *, accept_config_keys: Collection[str]
     """Open a model: a path, a Hub id, or None for the one in the box. Reads headers, no weights."""
     path = BOX if model is None else resolve(str(model))
     checkpoint = open_checkpoint(path)
-    values, name = _hf_config(path, checkpoint, accept_config_keys)
-    family = family_of(values, source=name)
-    reader = ConfigReader(values, source=name, accept=accept_config_keys)
-    config = family.read(reader)
-    reader.finish()
+    name = _config_name(path, checkpoint)
+    try:
+        values = _hf_config(checkpoint, name, accept_config_keys)
+        family = family_of(values, source=name)
+        reader = ConfigReader(values, source=name, accept=accept_config_keys)
+        config = family.read(reader)
+        reader.finish()
+    except ConfigError as error:  # a structure that contradicts itself does not know which file it is of
+        raise ConfigError(f"{name}: {error}" if not str(error).startswith(name) else str(error)) from None
     match checkpoint.format:
         case "gguf":
             rules = gguf.rules(config, checkpoint.metadata["general.architecture"], checkpoint.tensors)
@@ -79,19 +83,24 @@ def open_source(model: str | Path | None, *, accept_config_keys: Collection[str]
     return ModelSource(path=path, checkpoint=checkpoint, values=values, family=family, config=config, rules=rules)
 
 
-def _hf_config(path: Path, checkpoint: Checkpoint, accept: Collection[str]) -> tuple[dict[str, Any], str]:
-    """The config in Hugging Face's keys, and the name of what it was read from, for errors."""
-    source = str(path)
+def _config_name(path: Path, checkpoint: Checkpoint) -> str:
+    """What the config is read from, for errors."""
+    if checkpoint.format in ("gguf", "megatron"):
+        return str(path)
+    return str((path if path.is_dir() else path.parent) / "config.json")
+
+
+def _hf_config(checkpoint: Checkpoint, name: str, accept: Collection[str]) -> dict[str, Any]:
+    """The config in Hugging Face's keys."""
     match checkpoint.format:
         case "gguf":
             read, tensors = checkpoint.read, checkpoint.tensors
-            return gguf.hf_config(checkpoint.metadata, tensors, read=read, accept=accept, source=source), source
+            return gguf.hf_config(checkpoint.metadata, tensors, read=read, accept=accept, source=name)
         case "megatron":
-            return megatron.hf_config(checkpoint.config, source=source), source
-    file = (path if path.is_dir() else path.parent) / "config.json"
+            return megatron.hf_config(checkpoint.config, source=name)
     if not checkpoint.config:
-        raise CheckpointError(f"{file} is missing or empty; the weights beside it cannot be read without it")
-    return dict(checkpoint.config), str(file)
+        raise CheckpointError(f"{name} is missing or empty; the weights beside it cannot be read without it")
+    return dict(checkpoint.config)
 
 
 def choose_dtype(weights: str) -> torch.dtype:

@@ -8,6 +8,7 @@ import os
 import re
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -19,7 +20,7 @@ from writehead import LLM, SamplingParams, build
 from writehead import kernels as kernel_backends
 from writehead.build import load_tokenizer, open_source
 from writehead.checkpoint.contract import OpenCheckpoint
-from writehead.errors import CheckpointError, PromptError, TokenizerError, UsageError
+from writehead.errors import CheckpointError, ConfigError, PromptError, TokenizerError, UsageError
 
 GREEDY = SamplingParams(temperature=0, max_tokens=6, min_tokens=2)
 
@@ -67,6 +68,23 @@ def test_weights_without_a_config_are_refused(tmp_path: Path) -> None:
     write_tiny_model(tmp_path)
     (tmp_path / "config.json").unlink()
     with pytest.raises(CheckpointError, match=r"config\.json is missing or empty; the weights beside it cannot be"):
+        open_source(tmp_path)
+
+
+@pytest.mark.parametrize(
+    ("values", "message"),
+    [
+        ({"model_type": "mistral", "sliding_window": 10**30}, f"'sliding_window' is {10**30}; expected a number of a"),
+        ({"model_type": "mistral", "sliding_window": 0}, "layers use a sliding window, and sliding_window is 0; exp"),
+        ({"model_type": "mistral", "num_key_value_heads": 5}, "32 query heads cannot share 5 key/value heads evenly"),
+        ({"model_type": "llama", "rope_theta": 0.5}, "rope_theta is 0.5; expected a number above 1"),
+        ({"model_type": "bert"}, "model_type is 'bert'; writehead knows"),
+    ],
+)
+def test_what_is_wrong_with_a_config_names_its_file(tmp_path: Path, values: dict[str, Any], message: str) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "config.json").write_text(json.dumps(values))
+    with pytest.raises(ConfigError, match=f"^{re.escape(f'{tmp_path}/config.json: {message}')}"):
         open_source(tmp_path)
 
 

@@ -20,6 +20,9 @@ MAX_SIZE = 1 << 28
 
 MAX_LAYERS = 10_000
 
+MAX_WHOLE = 1 << 53
+"""No whole number is further from 0: any sum of two fits 64 bits, and any reader of JSON has it exactly."""
+
 Activation = Literal["gelu", "gelu_tanh", "silu", "relu"]
 
 ACTIVATIONS: dict[str, Activation] = {
@@ -57,14 +60,14 @@ class RopeConfig:
 
     def __post_init__(self) -> None:
         if self.dim < 2 or self.dim % 2:
-            raise ConfigError(f"config: {self.dim} values of each head are rotated; expected an even, positive number")
+            raise ConfigError(f"{self.dim} values of each head are rotated; expected an even, positive number")
         if self.theta <= 1:
-            raise ConfigError(f"config: rope_theta is {self.theta}; expected a number above 1")
+            raise ConfigError(f"rope_theta is {self.theta}; expected a number above 1")
         for name in ("factor", "original_max_positions", "low_freq_factor", "beta_fast", "beta_slow"):
             if getattr(self, name) < 1e-6:
-                raise ConfigError(f"config: the rope scaling's {name} is {getattr(self, name)}; it must be positive")
+                raise ConfigError(f"the rope scaling's {name} is {getattr(self, name)}; it must be positive")
         if self.high_freq_factor <= self.low_freq_factor:
-            raise ConfigError("config: the rope scaling's high_freq_factor must be above its low_freq_factor")
+            raise ConfigError("the rope scaling's high_freq_factor must be above its low_freq_factor")
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -124,29 +127,24 @@ class ModelConfig:
     def __post_init__(self) -> None:
         if self.num_layers > MAX_LAYERS or self.num_heads * self.head_dim > MAX_SIZE:
             raise ConfigError(
-                f"config: {self.num_layers} layers of {self.num_heads} heads of {self.head_dim} are beyond any model"
+                f"{self.num_layers} layers of {self.num_heads} heads of {self.head_dim} are beyond any model"
             )
         if self.num_kv_heads < 1 or self.num_heads % self.num_kv_heads:
-            raise ConfigError(
-                f"config: {self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly"
-            )
+            raise ConfigError(f"{self.num_heads} query heads cannot share {self.num_kv_heads} key/value heads evenly")
         if (self.positions == "rope") != (self.rope is not None):
-            raise ConfigError("config: rotary settings are given exactly when positions are rotary")
+            raise ConfigError("rotary settings are given exactly when positions are rotary")
         if self.windowed_layers is not None and len(self.windowed_layers) != self.num_layers:
             raise ConfigError(
-                f"config: layer_types names {len(self.windowed_layers)} layers, but num_layers is {self.num_layers}"
+                f"layer_types names {len(self.windowed_layers)} layers, but num_layers is {self.num_layers}"
             )
         if (self.sliding_window is not None and self.sliding_window < 1) or (
             self.sliding_window is None and any(self.windowed_layers or ())
         ):
             raise ConfigError(
-                f"config: layers use a sliding window, and sliding_window is {self.sliding_window}; "
-                "expected a positive number"
+                f"layers use a sliding window, and sliding_window is {self.sliding_window}; expected a positive number"
             )
         if self.attention_scale <= 0 or self.logits_divisor <= 0 or self.norm_eps < 0:
-            raise ConfigError(
-                "config: the attention scale, the logits' divisor and the norm's epsilon must be positive"
-            )
+            raise ConfigError("the attention scale, the logits' divisor and the norm's epsilon must be positive")
 
     @property
     def q_size(self) -> int:
@@ -250,6 +248,8 @@ class ConfigReader:
         misread = kind is int and isinstance(value, bool)
         if not isinstance(value, kind) or misread or (isinstance(value, float) and not math.isfinite(value)):
             raise ConfigError(f"{self.source}: '{key}' is {short(value)}; expected {_KIND_NAMES[kind]}")
+        if isinstance(value, int) and abs(value) > MAX_WHOLE:
+            raise ConfigError(f"{self.source}: '{key}' is {short(value)}; expected a number of a model's size")
         return value
 
     def size(self, key: str, default: int | None = None) -> int:
@@ -280,7 +280,7 @@ class ConfigReader:
         self._accounted.add(key)
         value = self.values.get(key)
         ids = [] if value is None else value if isinstance(value, list) else [value]
-        if not all(isinstance(i, int) and not isinstance(i, bool) for i in ids):
+        if not all(isinstance(i, int) and not isinstance(i, bool) and abs(i) <= MAX_SIZE for i in ids):
             raise ConfigError(f"{self.source}: '{key}' is {short(value)}; expected a token id or a list of them")
         return tuple(i for i in ids if i >= 0)
 

@@ -70,6 +70,8 @@ def test_defaults_fill_absent_keys_and_leave_null() -> None:
         (float("nan"), float, "nan; expected a number"),
         (float("-inf"), float, "-inf; expected a number"),
         (10**400, float, "inf; expected a number"),
+        (2**53 + 1, int, f"{2**53 + 1}; expected a number of a model's size"),
+        (-(2**53) - 1, int, f"{-(2**53) - 1}; expected a number of a model's size"),
         (1, bool, "1; expected true or false"),
         (["a"], str, "['a']; expected a string"),
         ("abc", list, "'abc'; expected a list"),
@@ -101,7 +103,7 @@ def test_a_missing_key(values: dict[str, Any]) -> None:
         ConfigReader(values).get("key", int)
 
 
-@pytest.mark.parametrize("value", [0, -1, MAX_SIZE + 1, 10**30])
+@pytest.mark.parametrize("value", [0, -1, MAX_SIZE + 1, 2**53])
 def test_a_size_is_positive_and_fits(value: int) -> None:
     with pytest.raises(ConfigError, match=f"'key' is {value}; expected a number from 1 to {MAX_SIZE}"):
         ConfigReader({"key": value}).size("key")
@@ -136,7 +138,7 @@ def test_ids(value: Any, expected: tuple[int, ...]) -> None:
     assert ConfigReader({"eos": value}).ids("eos") == expected
 
 
-@pytest.mark.parametrize("value", ["7", [7, None], True, 1.0, {"a": 1}])
+@pytest.mark.parametrize("value", ["7", [7, None], True, 1.0, {"a": 1}, 10**30, [1, -(10**30)]])
 def test_ids_of_the_wrong_type(value: Any) -> None:
     with pytest.raises(ConfigError, match=r"'eos' is .*; expected a token id or a list of them"):
         ConfigReader({"eos": value}).ids("eos")

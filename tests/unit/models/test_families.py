@@ -89,6 +89,19 @@ def test_no_value_of_a_config_raises_anything_but_config_error(family: Family) -
     assert refused > 100
 
 
+def test_no_huge_number_of_a_config_is_taken(family: Family) -> None:
+    values = complete(family)
+    whole = [key for key, value in values.items() if isinstance(value, int) and not isinstance(value, bool)]
+    for key in {*whole, "sliding_window", "bos_token_id", "eos_token_id"}:
+        for huge in (10**30, -(10**30)):
+            try:
+                config = read(values | {key: huge})
+            except ConfigError as error:
+                assert key in str(error)  # noqa: PT017
+            else:
+                assert config == read(values), f"{key} is not harmless"
+
+
 def test_an_unknown_model_type_is_refused() -> None:
     for values in ({"model_type": "bert"}, {}, {"model_type": ["llama"]}):
         with pytest.raises(ConfigError, match=r"model_type is .*; writehead knows falcon, gemma, gpt2, gpt_bigcode, "):

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import dataclasses
-import itertools
 import json
 import math
 from pathlib import Path
@@ -36,7 +35,8 @@ def test_numbers_without_a_value_or_an_end_are_named() -> None:
     whole = [f.name for f in dataclasses.fields(TrainConfig) if f.type in ("int", "int | None")]
     assert {"lr", "minutes"} < set(floats)
     assert {"seed", "threads"} < set(whole)
-    for name, value in [*itertools.product(floats, (math.nan, math.inf, -math.inf)), *((n, 10**30) for n in whole)]:
+    values: list[tuple[str, Any]] = [(n, v) for n in floats for v in (math.nan, math.inf, -math.inf)]
+    for name, value in [*values, *((n, 10**30) for n in whole)]:
         with pytest.raises(UsageError, match=f"training option {name} is {value}, but it must be "):
             TrainConfig(out=Path("run"), **{name: value})
 
