@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 import tokenizers
+from tokenizers import decoders, models
 
 from writehead.errors import PromptError, TokenizerError
 from writehead.text.files import read_directory
@@ -78,6 +79,13 @@ class Tokenizer:
     def from_gguf(cls, metadata: Mapping[str, Any], *, origin: str = "GGUF metadata") -> Tokenizer:
         """Build the tokenizer that GGUF `metadata` (plain Python values) describes; errors name `origin`."""
         return cls(read_gguf(metadata, origin=origin))
+
+    @classmethod
+    def stand_in(cls, vocab_size: int) -> Tokenizer:
+        """A vocabulary that spells every id (`<17>`), for weights that come without a tokenizer."""
+        backend = tokenizers.Tokenizer(models.BPE({f"<{i}>": i for i in range(vocab_size)}, []))
+        backend.decoder = decoders.ByteLevel()
+        return cls(Source(origin="no tokenizer", backend=backend))
 
     @cached_property
     def vocab_size(self) -> int:

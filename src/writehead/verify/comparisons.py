@@ -17,7 +17,7 @@ from writehead.models.decoder import Decoder
 from writehead.text import Tokenizer
 from writehead.verify.oracle import Oracle, load_oracle, require_transformers
 from writehead.verify.report import Report, Row, compare, judge, largest, spread
-from writehead.verify.subject import Ids, Subject, stand_in_tokenizer, tile_heads, with_kernels
+from writehead.verify.subject import Ids, Subject, tile_heads, with_kernels
 from writehead.verify.tokens import has_tokenizer, tokenizer_row
 
 PROMPTS = (
@@ -58,7 +58,7 @@ def verify(
     tokenizer = load_tokenizer(source) if prompts is not None or has_tokenizer(source) else None
     ids = _prompt_ids(source, tokenizer, prompts, max_new_tokens)
     decoder = build(source, dtype=dtype, kernels=kernel_backends.load(kernels))
-    subject = Subject(decoder, tokenizer or stand_in_tokenizer(source.config.vocab_size))
+    subject = Subject(decoder, tokenizer or Tokenizer.stand_in(source.config.vocab_size))
     texts = [p + new for p, new in zip(ids, subject.greedy(ids, max_new_tokens), strict=True)]
     ours = _run(subject, texts, [len(p) for p in ids])
     oracle = load_oracle(source, dtype)

@@ -5,9 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence as Seq
 from dataclasses import replace
 
-import tokenizers
 import torch
-from tokenizers import decoders, models
 from torch import Tensor
 
 from writehead import kernels as kernel_backends
@@ -21,7 +19,6 @@ from writehead.engine.sequence import Sequence
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import Tokenizer
-from writehead.text.source import Source
 
 Ids = list[int]
 
@@ -125,10 +122,3 @@ def _assign(config: ModelConfig, kernels: str, state: dict[str, Tensor]) -> Deco
     decoder = make_decoder(config, kernel_backends.load(kernels))
     decoder.load_state_dict(state, strict=True, assign=True)
     return decoder.eval().requires_grad_(False)
-
-
-def stand_in_tokenizer(vocab_size: int) -> Tokenizer:
-    """A vocabulary that spells every id, for checkpoints that bring no tokenizer."""
-    backend = tokenizers.Tokenizer(models.BPE({f"<{i}>": i for i in range(vocab_size)}, []))
-    backend.decoder = decoders.ByteLevel()
-    return Tokenizer(Source(origin="no tokenizer", backend=backend))
