@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import runpy
 import shlex
+from importlib import import_module
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +19,7 @@ from writehead.cli import VERBS, Verbs
 
 REPOSITORY = Path(__file__).resolve().parents[2]
 DOCUMENTS = ("README.md", "docs/quickstart.md")
+BENCHMARKS = "docs/benchmarks/README.md"
 
 
 def blocks(document: str, language: str) -> list[str]:
@@ -33,17 +36,21 @@ def commands(document: str) -> list[list[str]]:
     return [shlex.split(call)[1:] for call in calls if re.match(r"(\.venv/bin/)?writehead ", call)]
 
 
-@pytest.mark.parametrize("document", DOCUMENTS)
+@pytest.mark.parametrize("document", [*DOCUMENTS, BENCHMARKS])
 def test_commands_parse(document: str) -> None:
     found = commands(document)
-    assert {call[0] for call in found} >= {"generate", "chat", "inspect", "convert", "verify", "env"}
+    expected = {"bench"} if document == BENCHMARKS else {"generate", "chat", "inspect", "convert", "verify", "env"}
+    assert {call[0] for call in found} >= expected
     group = Verbs(name="writehead")
     for verb, *arguments in found:
         if verb.startswith("--"):
             continue
         command: Any = group.get_command(None, verb)
         assert command is not None, verb
-        command.make_context(verb, arguments)  # raises where a word is unknown, missing or too much
+        made = command.make_context(verb, arguments)  # raises where a word is unknown, missing or too much
+        if hasattr(command, "resolve_command"):  # a verb of verbs
+            name, inner, rest = command.resolve_command(made, arguments)
+            inner.make_context(name, rest, parent=made)
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)
@@ -94,3 +101,18 @@ def test_the_quickstart_lists_every_exit_code() -> None:
 
 def test_every_verb_is_in_the_quickstart() -> None:
     assert {call[0] for call in commands("docs/quickstart.md") if not call[0].startswith("--")} == set(VERBS)
+
+
+def test_the_benchmarks_page_explains_every_column() -> None:
+    from writehead import bench
+
+    sections = re.split(r"^## ", (REPOSITORY / BENCHMARKS).read_text("utf-8"), flags=re.MULTILINE)[1:]
+    tables = {
+        section.split("\n")[0]: dict(re.findall(r"^\| `(\w+)` \| (.*) \|$", section, re.M)) for section in sections
+    }
+    found = {}
+    for module in pkgutil.iter_modules(bench.__path__):
+        columns = getattr(import_module(f"writehead.bench.{module.name}"), "COLUMNS", None)
+        if columns is not None:
+            found[module.name] = columns
+    assert tables == found

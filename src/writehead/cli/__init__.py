@@ -24,6 +24,7 @@ VERBS = {
     "convert": "Write a checkpoint as a Hugging Face safetensors checkpoint.",
     "inspect": "Show what a checkpoint is and what it needs, without loading it.",
     "verify": "Compare a checkpoint's numbers with transformers, and MQA with its multi-head twin.",
+    "bench": "Measure speed: latency, throughput, sweeps, kernels, and other engines beside it.",
     "train": "Train a small code model from a folder of source files.",
     "env": "Show versions, processor, memory and kernel backends.",
 }
@@ -34,7 +35,8 @@ INTERNAL_ERROR = 70
 INTERRUPTED = 130
 """What a shell makes of a process that Ctrl-C ended."""
 
-_HELP = {"help_option_names": ["--help", "-h"]}
+HELP = {"help_option_names": ["--help", "-h"]}
+"""Context settings of every command."""
 
 _WRITING = (errno.EPIPE, errno.ENOSPC, errno.EDQUOT, errno.EFBIG, errno.EIO, errno.EBADF)
 """What a stream answers that takes no more; whoever writes files reports their errors by name."""
@@ -53,8 +55,11 @@ class Verbs(typer.core.TyperGroup):
             names: Any = dict.fromkeys(VERBS)
             self.commands = names  # what typer suggests from
             return None
-        verb = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=_HELP)
-        verb.command(cmd_name)(getattr(import_module(f"writehead.cli.{cmd_name}"), cmd_name))
+        found = getattr(import_module(f"writehead.cli.{cmd_name}"), cmd_name)
+        if isinstance(found, typer.Typer):  # a verb of verbs
+            return typer.main.get_command(found)
+        verb = typer.Typer(add_completion=False, rich_markup_mode=None, context_settings=HELP)
+        verb.command(cmd_name)(found)
         return typer.main.get_command(verb)
 
     def format_commands(self, ctx: Any, formatter: Any) -> None:  # noqa: ARG002
@@ -64,7 +69,7 @@ class Verbs(typer.core.TyperGroup):
 
 
 app = typer.Typer(
-    cls=Verbs, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=_HELP
+    cls=Verbs, no_args_is_help=True, rich_markup_mode=None, pretty_exceptions_enable=False, context_settings=HELP
 )
 
 

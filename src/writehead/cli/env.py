@@ -6,18 +6,15 @@ import importlib.metadata
 import json
 import os
 import platform
-from pathlib import Path
 from typing import Any
 
 from writehead import __version__
+from writehead.bench import machine
 from writehead.cli import options
 from writehead.cli.inspect import readable
 from writehead.errors import WriteheadError
 
 PACKAGES = ("torch", "numpy", "tokenizers", "safetensors", "huggingface-hub", "gguf", "transformers")
-FLAGS = ("avx2", "f16c", "fma", "avx512f", "avx512bw", "avx512_vnni", "avx_vnni", "avx512_bf16", "amx_tile", "amx_int8",
-         "amx_bf16", "asimd", "asimddp", "bf16", "i8mm", "sve")  # fmt: skip
-"""Instruction sets that kernels for these models can use, as Linux spells them."""
 
 
 def env(as_json: options.Json = False) -> None:
@@ -36,12 +33,12 @@ def gather() -> dict[str, Any]:
         "python": platform.python_version(),
         "system": platform.platform(),
         "packages": {name: _version(name) for name in PACKAGES},
-        "processor": _processor(),
-        "instructions": [flag for flag in FLAGS if flag in _cpu("flags", "Features").split()],
+        "processor": machine.processor(),
+        "instructions": machine.instructions(),
         "cores": os.cpu_count(),
-        "usable_cores": len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count(),
+        "usable_cores": machine.usable_cores(),
         "threads": torch.get_num_threads(),
-        "memory": os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE"),
+        "memory": machine.total_memory(),
         "gpus": [torch.cuda.get_device_name(i) for i in range(torch.cuda.device_count())],
         "cuda": torch.version.cuda,
         "kernels": backends(),
@@ -68,21 +65,6 @@ def _version(package: str) -> str | None:
         return importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:
         return None
-
-
-def _processor() -> str:
-    return _cpu("model name", "Hardware") or platform.processor() or platform.machine()
-
-
-def _cpu(*keys: str) -> str:
-    """The first value of one of these keys in /proc/cpuinfo; empty where there is none."""
-    path = Path("/proc/cpuinfo")
-    lines = path.read_text("utf-8", "replace").splitlines() if path.is_file() else []
-    for line in lines:
-        key, _, value = line.partition(":")
-        if key.strip() in keys:
-            return value.strip()
-    return ""
 
 
 def _cuda_words(version: str | None) -> str:

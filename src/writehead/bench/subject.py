@@ -1,0 +1,161 @@
+"""What is measured: a model in its engine, driven a step at a time from token ids.
+
+A step is all that a user waits for: scheduling, the forward pass, sampling and the text of the token.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Sequence as Seq
+from dataclasses import dataclass, replace
+
+import torch
+
+from writehead import kernels as kernel_backends
+from writehead.api import LLM
+from writehead.bench import shapes
+from writehead.build import build, choose_dtype
+from writehead.cache import KVCache
+from writehead.engine.engine import Engine
+from writehead.engine.request import Request, SamplingParams
+from writehead.errors import UsageError
+from writehead.models.config import ModelConfig
+from writehead.text import Tokenizer
+
+Ids = list[int]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Subject:
+    """An engine and what it was made from."""
+
+    model: str
+    engine: Engine
+    load_seconds: float
+
+    @property
+    def config(self) -> ModelConfig:
+        """The model's structure."""
+        return self.engine.decoder.config
+
+    @property
+    def weight_bytes(self) -> int:
+        """Bytes of all weights as they are held."""
+        decoder = self.engine.decoder
+        return sum(tensor.nbytes for tensor in (*decoder.parameters(), *decoder.buffers()))
+
+    def resized(self, num_seqs: int, length: int) -> Subject:
+        """The same model with another cache. The old one lives until the old subject goes."""
+        engine = with_cache(self.engine, num_seqs, length)
+        return replace(self, engine=engine)
+
+    def prompts(self, lengths: Seq[int], seed: int) -> list[Ids]:
+        """Random token ids, a prompt of each length; the same for the same seed, whatever the model's dtype."""
+        generator = torch.Generator().manual_seed(seed)
+        low = min(5, self.engine.num_sampleable - 1)  # the first ids are control tokens in most vocabularies
+        return [torch.randint(low, self.engine.num_sampleable, (n,), generator=generator).tolist() for n in lengths]
+
+
+def open_subject(
+    model: str | None, *, weights: str, kernels: str, num_seqs: int, length: int, max_step_tokens: int = 2048
+) -> Subject:
+    """A model with room for `num_seqs` sequences of `length` tokens.
+
+    `model` is what `LLM` takes, or `random:SHAPE`. Raises UsageError, with the numbers, if there is no such room.
+    """
+    start = time.perf_counter()
+    if model is not None and model.startswith(shapes.PREFIX):
+        config = shapes.structure(model)
+        engine = random_engine(config, weights=weights, kernels=kernels, num_seqs=num_seqs, length=length,
+                               max_step_tokens=max_step_tokens)  # fmt: skip
+    else:
+        engine = LLM(
+            model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs,
+            max_step_tokens=max(num_seqs, max_step_tokens),
+        ).engine  # fmt: skip
+    if engine.cache.num_rows < num_seqs:
+        raise UsageError(
+            f"{num_seqs} sequences of {length} tokens do not fit the memory: the cache has room for "
+            f"{engine.cache.num_rows} ({engine.cache.num_bytes / 1e9:.1f} GB); use a smaller batch or a shorter context"
+        )
+    return Subject(model=model or "the model in the box", engine=engine, load_seconds=time.perf_counter() - start)
+
+
+def random_engine(
+    config: ModelConfig, *, weights: str, kernels: str, num_seqs: int, length: int, max_step_tokens: int = 2048
+) -> Engine:
+    """An engine around weights that are noise. Raises UsageError if weights or cache find no memory."""
+    if length > config.max_positions:
+        raise UsageError(f"{length} tokens are more than the {config.max_positions} positions of the model; use fewer")
+    dtype = choose_dtype(weights)
+    decoder = build(shapes.noise_source(config), dtype=dtype, kernels=kernel_backends.load(kernels))
+    cache = make_cache(config, num_seqs, length, dtype)
+    tokenizer = Tokenizer.stand_in(config.vocab_size)
+    return Engine(decoder, tokenizer, cache, max_step_tokens=max(num_seqs, max_step_tokens))
+
+
+def with_cache(engine: Engine, num_seqs: int, length: int) -> Engine:
+    """An engine around the same decoder, with a cache of that size."""
+    cache = make_cache(engine.decoder.config, num_seqs, length, engine.cache.keys[0].dtype)
+    step = max(num_seqs, engine.scheduler.max_step_tokens)
+    return Engine(engine.decoder, engine.tokenizer, cache, max_step_tokens=step)
+
+
+def make_cache(config: ModelConfig, num_seqs: int, length: int, dtype: torch.dtype) -> KVCache:
+    """An empty cache. Raises UsageError if the system does not grant the memory."""
+    return KVCache(
+        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, num_rows=num_seqs,
+        capacity=length, dtype=dtype,
+    )  # fmt: skip
+
+
+class Run:
+    """Greedy sequences in flight, for exactly `new` tokens each. `close` leaves the engine empty."""
+
+    def __init__(self, engine: Engine, prompts: Seq[Ids], new: int) -> None:
+        self.engine = engine
+        params = SamplingParams(temperature=0.0, max_tokens=new, ignore_eos=True)
+        self.sequences = [
+            sequence
+            for i, ids in enumerate(prompts)
+            for sequence in engine.add(
+                Request(id=i, prompt_ids=tuple(ids), params=params, max_length=len(ids) + new, stop_ids=frozenset())
+            )
+        ]
+
+    def read_prompts(self) -> float:
+        """Step until every sequence has its first token -> seconds."""
+        start = time.perf_counter()
+        while any(s.num_output == 0 for s in self.sequences):
+            self.engine.step()
+        return time.perf_counter() - start
+
+    def assume_prompts(self) -> None:
+        """Fill the cache with noise instead of reading the prompts, so that the next step decodes at that length.
+
+        Memory that was never written reads faster than any cache: every slot is written. Call it on an empty engine,
+        where the sequences will take the first rows.
+        """
+        cache = self.engine.cache
+        for row, sequence in enumerate(self.sequences):
+            sequence.num_computed = sequence.num_prompt - 1
+            cache.reserve(row, sequence.num_computed)
+        longest = max(s.num_computed for s in self.sequences)
+        noise = torch.randn(longest, cache.keys[0].shape[-1])
+        for tensor in (*cache.keys, *cache.values):
+            tensor[: len(self.sequences), :, :longest] = noise.to(tensor.dtype)
+
+    def decode(self, steps: int) -> list[float]:
+        """Seconds of each of the next steps."""
+        times = []
+        for _ in range(steps):
+            start = time.perf_counter()
+            self.engine.step()
+            times.append(time.perf_counter() - start)
+        return times
+
+    def close(self) -> None:
+        """End what still runs and free its rows."""
+        for sequence in self.sequences:
+            self.engine.cancel(sequence)
+        assert self.engine.step() == []
