@@ -102,11 +102,9 @@ class LLM:
         `use_tqdm` (vLLM's name) shows a progress bar on stderr. `on_event` sees each token as it comes; what it raises
         ends the call, and the requests with it.
         """
-        listed = as_prompts(prompts)
-        params = as_params(sampling_params, len(listed))
-        requests = [
-            self._intake.request(p, q, where=f"prompt {i}") for i, (p, q) in enumerate(zip(listed, params, strict=True))
-        ]
+        named = as_prompts(prompts)
+        params = as_params(sampling_params, len(named))
+        requests = [self._intake.request(p, q, where=w) for (w, p), q in zip(named.items(), params, strict=True)]
         ended: dict[tuple[int, int], Sequence] = {}
         total = sum(request.params.n for request in requests)
         with closing(self._run(requests)) as events, _progress(total, show=use_tqdm) as advance:
@@ -118,7 +116,7 @@ class LLM:
                     advance()
         return [
             make_output(prompt_text(p), [ended[r.id, i] for i in range(r.params.n)], echo_text(r, self.tokenizer))
-            for p, r in zip(listed, requests, strict=True)
+            for p, r in zip(named.values(), requests, strict=True)
         ]
 
     def stream(self, prompt: Prompt, sampling_params: SamplingParams | None = None) -> Generator[Event]:
@@ -139,8 +137,8 @@ class LLM:
         """Answer a conversation, or each of several, through the checkpoint's own chat template."""
         several = bool(messages) and not isinstance(messages[0], Mapping)
         conversations = messages if several else [messages]
-        ids = [self.encode_chat(conversation) for conversation in conversations]  # type: ignore[arg-type]
-        return self.generate([{"prompt_token_ids": i} for i in ids], sampling_params, use_tqdm=use_tqdm)
+        prompts = [{"prompt_token_ids": self.encode_chat(c)} for c in conversations]  # type: ignore[arg-type]
+        return self.generate(prompts if several else prompts[0], sampling_params, use_tqdm=use_tqdm)
 
     def encode_chat(self, messages: Seq[Message]) -> list[int]:
         """The token ids of a conversation, ready for the assistant's answer."""

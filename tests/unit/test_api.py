@@ -257,8 +257,10 @@ def test_a_text_ends_at_the_limit(llm: LLM, tiny_model: Path) -> None:
     assert tokens(output) == tokens(llm.generate([5] * 6, params)[0])[:4]
     (output,) = llm.generate([5] * 127, params)
     assert len(tokens(output)) == 1
-    with pytest.raises(PromptError, match=r"^prompt 0 has 10 tokens; the limit is 10 "):
-        short.generate([5] * 10, params)
+    refused: list[Any] = [([5] * 10, "the prompt"), ([[5] * 10], "prompt 0"), ([[5], [5] * 10], "prompt 1")]
+    for prompts, name in refused:
+        with pytest.raises(PromptError, match=rf"^{name} has 10 tokens; the limit is 10 "):
+            short.generate(prompts, params)
 
 
 @pytest.mark.parametrize(

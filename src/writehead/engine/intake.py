@@ -95,14 +95,19 @@ class Intake:
             raise PromptError(f"{where}: {error}") from error
 
 
-def as_prompts(prompts: Prompt | Iterable[Prompt]) -> list[Prompt]:
-    """One prompt, or several, as a list. A flat list of whole numbers is one prompt."""
+def as_prompts(prompts: Prompt | Iterable[Prompt]) -> dict[str, Prompt]:
+    """One prompt, or several in their order, each under the name that errors call it by.
+
+    A flat list of whole numbers is one prompt.
+    """
     if isinstance(prompts, str | Mapping):
-        return [prompts]
+        return {"the prompt": prompts}
     listed = _listed(prompts)
     if listed is None:
         raise PromptError(f"the prompt is {prompts!r}; expected text, token ids, a mapping, or a list of these")
-    return [listed] if listed and all(_as_id(p) is not None for p in listed) else listed
+    if listed and all(_as_id(p) is not None for p in listed):
+        return {"the prompt": listed}
+    return {f"prompt {i}": prompt for i, prompt in enumerate(listed)}
 
 
 def as_params(params: SamplingParams | Iterable[SamplingParams] | None, count: int) -> list[SamplingParams]:

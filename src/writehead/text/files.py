@@ -9,6 +9,7 @@ from __future__ import annotations
 import json
 from collections.abc import Mapping
 from pathlib import Path
+from reprlib import repr as short
 from typing import Any
 
 import tokenizers
@@ -32,11 +33,9 @@ def read_directory(path: Path) -> Source:
         named = {name: _spelling(config.get(f"{name}_token")) for name in ("bos", "eos", "unk", "pad")}
         mark_special(backend, [*named.values(), *map(_spelling, _extra(config))])
     ids = {name: None if token is None else backend.token_to_id(token) for name, token in named.items()}
-    fallback = _read_json(path / "config.json")
-    bos = ids["bos"] if ids["bos"] is not None else _first_id(fallback, "bos_token_id")
-    eos = {i for i in (ids["eos"],) if i is not None} | _ids(
-        _read_json(path / "generation_config.json"), "eos_token_id"
-    )
+    fallback = path / "config.json"
+    bos = ids["bos"] if ids["bos"] is not None else min(_ids(fallback, "bos_token_id"), default=None)
+    eos = {i for i in (ids["eos"],) if i is not None} | _ids(path / "generation_config.json", "eos_token_id")
     return Source(
         origin=str(origin),
         backend=backend,
@@ -51,9 +50,12 @@ def read_directory(path: Path) -> Source:
 def _backend(path: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenizer, Path]:
     whole, vocab, merges, spm = (path / n for n in ("tokenizer.json", "vocab.json", "merges.txt", "tokenizer.model"))
     if whole.is_file():
+        data = _read(whole)
         with refusing(str(whole), "this is not a tokenizer that can be used"):
-            return tokenizers.Tokenizer.from_str(whole.read_text("utf-8")), whole
+            return tokenizers.Tokenizer.from_str(data.decode("utf-8")), whole
     if vocab.is_file() and merges.is_file():
+        for file in (vocab, merges):
+            _read(file)  # `tokenizers` does not say which of them it cannot open
         with refusing(str(vocab), f"this and {merges.name} are not a byte-level BPE vocabulary"):
             backend = tokenizers.Tokenizer(models.BPE.from_file(str(vocab), str(merges)))
             prefix = bool(config.get("add_prefix_space", False))
@@ -61,12 +63,21 @@ def _backend(path: Path, config: Mapping[str, Any]) -> tuple[tokenizers.Tokenize
             backend.decoder = decoders.ByteLevel()
             return backend, vocab
     if spm.is_file():
+        data = _read(spm)
         with refusing(str(spm), "this is not a SentencePiece model that can be used"):
-            return sentencepiece.build(sentencepiece.read_model(spm.read_bytes())), spm
+            return sentencepiece.build(sentencepiece.read_model(data)), spm
     raise TokenizerError(
         f"{path}: the checkpoint has no tokenizer; expected tokenizer.json, or vocab.json with merges.txt, or "
         "tokenizer.model, so put the files of the original model there."
     )
+
+
+def _read(path: Path) -> bytes:
+    """A file's bytes. Raises TokenizerError that says why it cannot be read."""
+    try:
+        return path.read_bytes()
+    except OSError as error:
+        raise TokenizerError(f"{path}: cannot be read ({error.strerror}); make it readable.") from None
 
 
 def _read_json(path: Path) -> dict[str, Any]:
@@ -74,8 +85,8 @@ def _read_json(path: Path) -> dict[str, Any]:
     if not path.is_file():
         return {}
     try:
-        value = json.loads(path.read_text("utf-8"))
-    except (ValueError, RecursionError, OSError) as error:
+        value = json.loads(_read(path).decode("utf-8"))
+    except (ValueError, RecursionError) as error:
         raise TokenizerError(f"{path}: this is not readable JSON ({error}); fetch the file again.") from error
     if not isinstance(value, dict):
         raise TokenizerError(f"{path}: expected a JSON object, found {type(value).__name__}; fetch the file again.")
@@ -129,14 +140,13 @@ def _add_missing(backend: tokenizers.Tokenizer, added: Mapping[int, AddedToken],
             )
 
 
-def _ids(config: Mapping[str, Any], key: str) -> set[int]:
-    value = config.get(key)
-    values = value if isinstance(value, list) else [value]
-    return {v for v in values if isinstance(v, int) and not isinstance(v, bool) and v >= 0}
-
-
-def _first_id(config: Mapping[str, Any], key: str) -> int | None:
-    return min(_ids(config, key), default=None)
+def _ids(file: Path, key: str) -> set[int]:
+    """The token id, or the list of them, that a JSON file has under a key; negative ones mean none."""
+    value = _read_json(file).get(key)
+    values = value if isinstance(value, list) else [] if value is None else [value]
+    if not all(isinstance(v, int) and not isinstance(v, bool) and v < 1 << 32 for v in values):
+        raise TokenizerError(f"{file}: '{key}' is {short(value)}; expected a token id or a list of them.")
+    return {v for v in values if v >= 0}
 
 
 def _prefix_ids(backend: tokenizers.Tokenizer, add_bos: object, bos: int | None, config: Path) -> tuple[int, ...]:
@@ -161,8 +171,8 @@ def _chat_template(path: Path, config: Mapping[str, Any]) -> str | None:
     file = path / "chat_template.jinja"
     if file.is_file():
         try:
-            return file.read_text("utf-8")
-        except (ValueError, OSError) as error:
+            return _read(file).decode("utf-8")
+        except ValueError as error:
             raise TokenizerError(f"{file}: the chat template is not UTF-8 text ({error}); fetch it again.") from error
     template = config.get("chat_template")
     if isinstance(template, list):

@@ -172,15 +172,17 @@ def test_requests_are_numbered(intake: Intake) -> None:
 
 
 def test_one_prompt_or_several() -> None:
+    one: list[Any] = ["x", {"prompt": "x"}, [1, 2]]
+    for prompt in one:
+        assert as_prompts(prompt) == {"the prompt": prompt}
+    assert as_prompts(np.array([1, 2])) == {"the prompt": [1, 2]}
     several: list[Any] = [[1, 2], "x", (3,)]
-    assert as_prompts("x") == ["x"]
-    assert as_prompts({"prompt": "x"}) == [{"prompt": "x"}]
-    assert as_prompts([1, 2]) == [[1, 2]]
-    assert as_prompts(np.array([1, 2])) == [[1, 2]]
-    assert as_prompts(several) == several
-    assert as_prompts(str(n) for n in range(2)) == ["0", "1"]
-    assert [list(p) for p in as_prompts(np.array([[1, 2], [3, 4]]))] == [[1, 2], [3, 4]]
-    assert as_prompts([]) == []
+    assert as_prompts(several) == {"prompt 0": [1, 2], "prompt 1": "x", "prompt 2": (3,)}
+    assert as_prompts(["x"]) == {"prompt 0": "x"}
+    assert as_prompts(str(n) for n in range(2)) == {"prompt 0": "0", "prompt 1": "1"}
+    rows = as_prompts(np.array([[1, 2], [3, 4]])).values()
+    assert [list(row) for row in rows] == [[1, 2], [3, 4]]
+    assert as_prompts([]) == {}
 
 
 @pytest.mark.parametrize("prompts", [None, 5, b"def", np.array(5)])

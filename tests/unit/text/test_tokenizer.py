@@ -173,6 +173,15 @@ def test_end_ids_of_the_generation_config(tmp_path: Path, stated: str, expected:
     assert Tokenizer.from_directory(folder).eos_ids == expected
 
 
+@pytest.mark.parametrize("stated", ['"7"', "[7, null]", "true", "1.5", '{"id": 7}', "[[7]]", "1" + "0" * 30])
+def test_end_ids_of_the_wrong_type_are_refused_by_name(tmp_path: Path, stated: str) -> None:
+    folder = write_checkpoint(tmp_path, train_byte_level(STARCODER, size=300))
+    (folder / "generation_config.json").write_text(f'{{"eos_token_id": {stated}}}')
+    expected = rf"^{folder}/generation_config\.json: 'eos_token_id' is .*; expected a token id or a list of them"
+    with pytest.raises(TokenizerError, match=expected):
+        Tokenizer.from_directory(folder)
+
+
 def test_chat_template_sources(make: TokenizerMaker, tmp_path: Path) -> None:
     assert make().chat_template is None
     assert make(chat_template="one").chat_template == "one"
@@ -267,6 +276,32 @@ def test_damaged_side_files_are_named(tmp_path: Path, name: str, content: bytes)
     (folder / name).write_bytes(content)
     with pytest.raises(TokenizerError, match=name.replace(".", r"\.")):
         Tokenizer.from_directory(folder)
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "tokenizer.json", "tokenizer.model", "vocab.json", "merges.txt", "tokenizer_config.json",
+        "special_tokens_map.json", "added_tokens.json", "generation_config.json", "chat_template.jinja",
+    ],
+)  # fmt: skip
+def test_a_file_that_may_not_be_read_is_called_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, name: str) -> None:
+    folder = write_checkpoint(tmp_path, train_byte_level(STARCODER, size=300))
+    if name in ("tokenizer.model", "vocab.json", "merges.txt"):
+        (folder / "tokenizer.json").unlink()
+    for part in ("vocab.json", "merges.txt") if name in ("vocab.json", "merges.txt") else (name,):
+        (folder / part).touch()
+    read = Path.read_bytes
+
+    def denied(path: Path) -> bytes:  # what a user without the permission gets; the tests may run as root
+        if path.name == name:
+            raise PermissionError(13, "Permission denied", str(path))
+        return read(path)
+
+    monkeypatch.setattr(Path, "read_bytes", denied)
+    with pytest.raises(TokenizerError) as caught:
+        Tokenizer.from_directory(folder)
+    assert str(caught.value) == f"{folder / name}: cannot be read (Permission denied); make it readable."
 
 
 def test_mutated_tokenizer_json_never_fails_otherwise(tmp_path: Path) -> None:
