@@ -47,14 +47,28 @@ class Intake:
             stop_ids=own | params.stop_ids,
         )
 
+    def _check_text(self, text: str, params: SamplingParams, where: str) -> None:
+        """Refuse text that no tokens could hold before seconds are spent on its tokens."""
+        limit = self._longest_prompt(params)
+        longest = self.tokenizer.max_token_bytes if len(text) > limit else None
+        size = 0 if longest is None else len(text.encode("utf-8", "surrogatepass"))
+        if longest is not None and size > limit * longest:
+            raise PromptError(
+                f"{where} has {size} bytes; the limit is {self.max_length} tokens for prompt and completion together, "
+                f"and no token has more than {longest} bytes, so at most {limit * longest} fit: shorten it"
+            )
+
+    def _longest_prompt(self, params: SamplingParams) -> int:
+        return self.max_length - (0 if params.max_tokens == 0 else 1)
+
     def _check(self, prompt_ids: list[int], params: SamplingParams, where: str) -> None:
-        room = 0 if params.max_tokens == 0 else 1
+        limit = self._longest_prompt(params)
         if not prompt_ids:
             raise PromptError(f"{where} is empty; give at least one token")
-        if len(prompt_ids) + room > self.max_length:
+        if len(prompt_ids) > limit:
             raise PromptError(
                 f"{where} has {len(prompt_ids)} tokens; the limit is {self.max_length} for prompt and completion "
-                f"together, so at most {self.max_length - room} fit: shorten it"
+                f"together, so at most {limit} fit: shorten it"
             )
         bad = next((i for i in prompt_ids if not 0 <= i < self.vocab_size), None)
         if bad is not None:
@@ -85,6 +99,8 @@ class Intake:
     def _encode_text(self, text: str, suffix: str | None, params: SamplingParams, where: str) -> list[int]:
         if suffix is not None and self.fim is None:
             raise PromptError(f"{where} has a suffix, but the model's vocabulary has no fill-in-the-middle tokens")
+        if suffix is None:
+            self._check_text(text, params, where)
         try:
             if suffix is None or self.fim is None:
                 return self.tokenizer.encode(text)

@@ -6,12 +6,15 @@ not become one.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+import re
+from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 
 from writehead.errors import PromptError, UsageError
 from writehead.text.families import END_TOKENS, FILE_SEPARATORS, FIM_FAMILIES, FimFamily, FimMode
 from writehead.text.tokenizer import Tokenizer
+
+_WORD_END = re.compile(r"(?<=[A-Za-z])[ \t\r\n]")
 
 _PREFIX_SHARE = 0.75  # what is left of the cursor says more about what comes next than what is right of it
 
@@ -76,8 +79,7 @@ def fim_prompt(
         raise PromptError(
             f"{max_tokens} tokens cannot hold the markers of a fill-in-the-middle prompt; allow {max_tokens - room}."
         )
-    left = tokenizer.encode(prefix, add_special=False)
-    right = tokenizer.encode(suffix, add_special=False, continuation=True)
+    left, right = _last_ids(tokenizer, prefix, room), _first_ids(tokenizer, suffix, room)
     num_left, num_right = _split_room(len(left), len(right), room)
     left, right = left[len(left) - num_left :], right[:num_right]
     if fmt.middle_id is None:
@@ -123,6 +125,41 @@ def _format(tokenizer: Tokenizer, family: FimFamily, prefix: int, suffix: int, m
         stop_ids=frozenset(sentinels | stated | _found(tokenizer, family.stops)),
         bos=family.bos,
     )
+
+
+def _last_ids(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
+    """The ids of `text`, or at least the last `count` of them, without encoding what is far from its end."""
+    for size in _sizes(tokenizer, text, count):
+        cut = _WORD_END.search(text, len(text) - size)
+        if cut and len(ids := tokenizer.encode(text[cut.start() :], add_special=False)) >= count:
+            return ids
+    return tokenizer.encode(text, add_special=False)
+
+
+def _first_ids(tokenizer: Tokenizer, text: str, count: int) -> list[int]:
+    """The same from the start, of a text that continues another."""
+    for size in _sizes(tokenizer, text, count):
+        cut = _WORD_END.search(text, size)
+        end = cut.start() if cut else len(text)
+        if len(ids := tokenizer.encode(text[:end], add_special=False, continuation=True)) >= count:
+            return ids
+    return tokenizer.encode(text, add_special=False, continuation=True)
+
+
+def _sizes(tokenizer: Tokenizer, text: str, count: int) -> Iterator[int]:
+    """How many characters to try, while they are fewer than all. Where a cut could change an id: none."""
+    size = 8 * count + 64
+    if size < len(text) and tokenizer.splits_words and not tokenizer.special_pattern.search(text) and _is_valid(text):
+        while size < len(text):
+            yield size
+            size *= 4
+
+
+def _is_valid(text: str) -> bool:
+    try:
+        return bool(text.encode("utf-8"))
+    except UnicodeEncodeError:
+        return False
 
 
 def _split_room(num_left: int, num_right: int, room: int) -> tuple[int, int]:

@@ -36,6 +36,13 @@ def _byte_alphabet() -> dict[str, int]:
 
 _ALPHABET = _byte_alphabet()
 
+_BYTE_TOKENS = {f"<0x{byte:02X}>" for byte in range(256)}
+
+_KEEPING = ("ByteLevel", "Digits", "Metaspace", "Punctuation", "Split")
+"""Pre-tokenizers that drop nothing, unless their behavior is to."""
+
+_SPACES = {"type": "Replace", "pattern": {"String": " "}, "content": SPACE}
+
 
 class Tokenizer:
     """A byte-level BPE or SentencePiece vocabulary. Immutable after construction and safe to share between threads."""
@@ -69,6 +76,12 @@ class Tokenizer:
         self.add_bos: bool = bool(source.prefix_ids)
         self.special_ids: frozenset[int] = frozenset(i for i, token in self._added.items() if token.special)
         self.fim_ids: Mapping[str, int] = source.fim_ids
+        self.splits_words: bool = (
+            pre_tokenizer.keys() <= {"ByteLevel", "Digits"}
+            and bool(pre_tokenizer.get("ByteLevel", {}).get("use_regex"))
+            and not (normalizer or self._prefix_somewhere or self._added.keys() - self.special_ids)
+        )
+        """Whether text splits between a letter and a space as GPT-2's does: each side has the ids that it has alone."""
 
     @classmethod
     def from_directory(cls, path: str | Path) -> Tokenizer:
@@ -96,6 +109,32 @@ class Tokenizer:
     def base_vocab_size(self) -> int:
         """The same without tokens that were added later: what a model must have rows for."""
         return max(self._backend.get_vocab(with_added_tokens=False).values(), default=-1) + 1
+
+    @cached_property
+    def max_token_bytes(self) -> int | None:
+        """UTF-8 bytes of text that one token stands for at most; None where no number is certain.
+
+        A normalizer may shrink text, a pre-tokenizer drop some, and an unknown or greedy token stand for any run of it.
+        """
+        model, normalizers = self._backend.model, _parts(self._backend.normalizer)
+        splits = _parts(self._backend.pre_tokenizer)
+        greedy = any(t.lstrip or t.rstrip for t in self._added.values() if not t.special)
+        if (
+            greedy
+            or not isinstance(model, models.BPE)
+            or model.continuing_subword_prefix
+            or model.end_of_word_suffix
+            or any(p["type"] not in _KEEPING or p.get("behavior") == "Removed" for p in splits)
+            or any(p["type"] != "Prepend" and p != _SPACES for p in normalizers)
+        ):
+            return None
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        if self._byte_level and vocab.keys() >= _ALPHABET.keys():
+            own = max(map(len, self._backend.get_vocab(with_added_tokens=False)))
+            return max(own, *(len(token.content.encode("utf-8")) for token in self._added.values()), 1)
+        if self._byte_fallback and model.byte_fallback and vocab.keys() >= _BYTE_TOKENS:
+            return max(len(token.encode("utf-8")) for token in vocab)
+        return None
 
     def id_of(self, token: str) -> int | None:
         """The id of a token, spelled as in the vocabulary."""
@@ -192,18 +231,20 @@ class Tokenizer:
         return self._variants[key]
 
 
-def _kinds(component: Any) -> dict[str, dict[str, Any]]:
-    """Type to settings of every part of a pipeline component, sequences flattened."""
-    if component is None:
-        return {}
-    found: dict[str, dict[str, Any]] = {}
-    todo = [json.loads(component.__getstate__())]
+def _parts(component: Any) -> list[dict[str, Any]]:
+    """The settings of every part of a pipeline component, sequences flattened, in no order."""
+    todo = [] if component is None else [json.loads(component.__getstate__())]
+    found = []
     while todo:
         part = todo.pop()
-        found[part["type"]] = part
+        found += [part] if part["type"] != "Sequence" else []
         todo += [p for key in ("normalizers", "pretokenizers", "decoders") for p in part.get(key, [])]
-    found.pop("Sequence", None)
     return found
+
+
+def _kinds(component: Any) -> dict[str, dict[str, Any]]:
+    """Type to settings of every part of a pipeline component."""
+    return {part["type"]: part for part in _parts(component)}
 
 
 def _adds_prefix(pre_tokenizer: Mapping[str, Mapping[str, Any]]) -> bool:

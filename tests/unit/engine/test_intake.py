@@ -148,6 +148,19 @@ def test_a_prompt_may_be_as_long_as_the_limit_and_no_longer(
     assert f"at most {longest} fit" in refusal(intake, [5] * (longest + 1), max_tokens=max_tokens, prompt_logprobs=0)
 
 
+def test_text_that_no_tokens_could_hold_is_refused_by_its_bytes(intake: Intake, code: Tokenizer) -> None:
+    assert code.max_token_bytes == 13
+    fits = 2 * (31 * 13 // 2)
+    assert refusal(intake, "é" * (fits // 2)) == (
+        f"prompt 3 has {fits} tokens; the limit is 32 for prompt and completion together, so at most 31 fit: shorten it"
+    )
+    assert refusal(intake, "é" * (fits // 2 + 1)) == (
+        f"prompt 3 has {fits + 2} bytes; the limit is 32 tokens for prompt and completion together, and no token has "
+        f"more than 13 bytes, so at most {31 * 13} fit: shorten it"
+    )
+    assert f"at most {32 * 13} fit" in refusal(intake, "x" * 10**6, max_tokens=0, echo=True)
+
+
 @pytest.mark.parametrize("params", [{"logit_bias": {NUM_TOKENS: 1.0}}, {"stop_token_ids": [3, NUM_TOKENS]}])
 def test_parameters_name_tokens_that_exist(params: dict[str, Any]) -> None:
     assert (

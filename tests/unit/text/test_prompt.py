@@ -2,9 +2,13 @@
 
 from __future__ import annotations
 
+import json
 from typing import Any
 
 import pytest
+import tokenizers
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from tests.unit.text.conftest import (
     STARCODER,
@@ -15,6 +19,7 @@ from tests.unit.text.conftest import (
 )
 from writehead.errors import PromptError, UsageError
 from writehead.text import FimMode, Tokenizer, detect_fim, fim_prompt, stop_ids
+from writehead.text.source import Source
 
 PREFIX, SUFFIX = "def add(a, b):\n    ", "\n\nfor i in range(12):\n"
 
@@ -170,6 +175,73 @@ def test_cutting_keeps_the_sentinels_and_what_is_near_the_cursor(
     order["spm"] = f"<fim_prefix><fim_suffix>{right}<fim_middle>{left}"
     assert tokenizer.decode(ids, skip_special=False) == order[mode]
     assert len(ids) == 3 + sum(kept) <= room + 3
+
+
+WORDS = st.sampled_from(
+    ["def", "x", " return", "\n", "\n    ", "\t", "\r\n", "  ", "é", "日本", "12", "_", "'s", "().", "a" * 70, " " * 40]
+)
+CODE = st.lists(WORDS, max_size=400).map("".join)
+
+
+class Counting(Tokenizer):
+    """Counts the characters that it encodes."""
+
+    num_chars = 0
+
+    def encode(self, text: str, **options: bool) -> list[int]:
+        self.num_chars += len(text)
+        return super().encode(text, **options)
+
+
+def counting(*, digits: bool = True) -> Counting:
+    return Counting(Source(origin="a test", backend=train_byte_level(STARCODER, digits=digits)))
+
+
+@settings(max_examples=150)
+@given(
+    prefix=CODE, suffix=CODE, room=st.integers(0, 60), digits=st.booleans(), spells=st.sampled_from(["", STARCODER[1]])
+)
+def test_what_is_far_from_the_cursor_changes_nothing(
+    prefix: str, suffix: str, room: int, digits: bool, spells: str
+) -> None:
+    tokenizer = counting(digits=digits)
+    assert tokenizer.splits_words
+    fmt = detect_fim(tokenizer)
+    assert fmt is not None
+    left = tokenizer.encode(spells + prefix, add_special=False)
+    right = tokenizer.encode(suffix + spells, add_special=False)
+    num_right = min(len(right), room - min(len(left), int(room * 0.75)))
+    num_left = min(len(left), room - num_right)
+    expected = [fmt.prefix_id, *left[len(left) - num_left :], fmt.suffix_id, *right[:num_right], fmt.middle_id]
+    assert fim_prompt(tokenizer, fmt, spells + prefix, suffix + spells, max_tokens=room + 3) == expected
+
+
+def test_what_is_far_from_the_cursor_is_not_encoded() -> None:
+    tokenizer = counting()
+    fmt = detect_fim(tokenizer)
+    assert fmt is not None
+    code = "def add(a, b):\n    return a + b\n" * 30_000
+    assert len(fim_prompt(tokenizer, fmt, code, code, max_tokens=203)) == 203
+    assert tokenizer.num_chars < 20_000
+    blank = " " * 100_000  # no place to cut it
+    assert len(fim_prompt(tokenizer, fmt, blank + code, code + blank, max_tokens=203)) == 203
+    with pytest.raises(PromptError, match="valid Unicode"):
+        fim_prompt(tokenizer, fmt, "\ud800" + code, code, max_tokens=203)
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": True, "trim_offsets": True, "use_regex": True}},
+        {"pre_tokenizer": {"type": "ByteLevel", "add_prefix_space": False, "trim_offsets": True, "use_regex": False}},
+        {"pre_tokenizer": {"type": "Punctuation", "behavior": "Contiguous"}},
+    ],
+)
+def test_only_a_known_split_is_relied_upon(change: dict[str, Any]) -> None:
+    spec = json.loads(train_byte_level(STARCODER).to_str()) | change
+    backend = tokenizers.Tokenizer.from_str(json.dumps(spec))
+    assert not Tokenizer(Source(origin="a test", backend=backend)).splits_words
 
 
 def test_no_room_for_the_sentinels(make: TokenizerMaker) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import random
 from pathlib import Path
+from typing import Any
 
 import pytest
 import tokenizers
@@ -22,6 +23,7 @@ from tests.unit.text.conftest import (
 )
 from writehead.errors import PromptError, TokenizerError
 from writehead.text import Tokenizer
+from writehead.text.source import Source
 
 SAMPLES = [
     *CORPUS,
@@ -76,6 +78,50 @@ def test_decoding_neither_cleans_spaces_nor_shows_special_tokens_unasked(shared:
 def test_ids_beyond_the_vocabulary_have_no_bytes(shared: Tokenizer) -> None:
     assert [shared.token_bytes(i) for i in (-1, shared.vocab_size, 10**9, 2**40)] == [b""] * 4
     assert shared.decode([10**9, *shared.encode("a")]) == "a"
+
+
+@settings(max_examples=100)
+@given(st.text(alphabet=st.one_of(st.sampled_from(" def▁\n"), st.characters(codec="utf-8"))))
+def test_no_token_stands_for_more_bytes_than_the_longest(shared: Tokenizer, text: str) -> None:
+    metaspace = llama_json()
+    metaspace.normalizer = None
+    metaspace.pre_tokenizer = pre_tokenizers.Metaspace(prepend_scheme="first", split=False)
+    backends = (llama_json(), metaspace)
+    for tokenizer in (shared, *(Tokenizer(Source(origin="a test", backend=b)) for b in backends)):
+        longest = tokenizer.max_token_bytes
+        assert longest is not None
+        assert len(text.encode()) <= longest * len(tokenizer.encode(text, add_special=False))
+
+
+def test_the_longest_token_is_counted_in_bytes(shared: Tokenizer) -> None:
+    ordinary = [i for i in range(shared.vocab_size) if i not in shared.special_ids]
+    special = len("<|endoftext|>")
+    assert shared.max_token_bytes == max(special, *(len(shared.token_bytes(i)) for i in ordinary))
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"normalizer": {"type": "NFC"}},
+        {"normalizer": {"type": "Replace", "pattern": {"String": "long"}, "content": "x"}},
+        {"normalizer": {"type": "Sequence", "normalizers": [{"type": "Lowercase"}]}},
+        {"pre_tokenizer": {"type": "Split", "pattern": {"String": " "}, "behavior": "Removed", "invert": False}},
+        {"pre_tokenizer": {"type": "WhitespaceSplit"}},
+        {"added_tokens": [{"id": 420, "content": "<t>", "single_word": False, "lstrip": True, "rstrip": False,
+                           "normalized": False, "special": False}]},
+    ],
+)  # fmt: skip
+def test_a_token_may_stand_for_text_of_any_length(change: dict[str, Any]) -> None:
+    backend = train_byte_level(STARCODER)
+    changed = tokenizers.Tokenizer.from_str(json.dumps(json.loads(backend.to_str()) | change))
+    assert Tokenizer(Source(origin="a test", backend=backend)).max_token_bytes is not None
+    assert Tokenizer(Source(origin="a test", backend=changed)).max_token_bytes is None
+
+
+def test_a_vocabulary_that_lacks_a_byte_drops_text() -> None:
+    backend = tokenizers.Tokenizer(models.BPE({"a": 0, "b": 1}, []))
+    backend.decoder = decoders.ByteLevel()
+    assert Tokenizer(Source(origin="a test", backend=backend)).max_token_bytes is None
 
 
 def test_every_byte_has_a_token(shared: Tokenizer) -> None:
