@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from writehead import kernels as kernel_backends
-from writehead.build import build, choose_dtype, load_tokenizer, open_source
+from writehead.build import ModelSource, build, choose_dtype, free_memory, load_tokenizer, open_source
 from writehead.cache import KVCache
 from writehead.engine.engine import Engine, Event
 from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
@@ -47,7 +47,8 @@ class LLM:
     `model` is a directory or file of a checkpoint, a Hub id (`org/name`, `org/name@revision`), or None for the model
     in the box. `weights` is auto, fp32, bf16 or fp16. `max_model_len` bounds prompt and completion together (default:
     the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so that the cache stays
-    within half of the memory. `max_step_tokens` bounds one forward pass, so that a long prompt is read in chunks.
+    within half of the memory and what the weights leave free. `max_step_tokens` bounds one forward pass, so that a
+    long prompt is read in chunks.
     """
 
     def __init__(
@@ -71,12 +72,20 @@ class LLM:
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
         dtype = choose_dtype(weights)
-        self.max_model_len = _model_length(max_model_len, source.config, dtype)
-        cache = _make_cache(source.config, dtype, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
+        budget = _cache_budget(source, dtype)
+        self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)
+        cache = _make_cache(source.config, dtype, budget, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
         with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
-            decoder = pool.submit(build, source, dtype=dtype, kernels=kernel_backends.load(kernels))
-            self.tokenizer = load_tokenizer(source)
-            self.engine = Engine(decoder.result(), self.tokenizer, cache, max_step_tokens=max_step_tokens)
+            tokenizer = pool.submit(load_tokenizer, source)
+            decoder = build(
+                source,
+                dtype=dtype,
+                kernels=kernel_backends.load(kernels),
+                cache_bytes=cache.num_bytes // cache.num_rows,
+                proceed=lambda: tokenizer.done() and tokenizer.result(),  # if it cannot be used, say so at once
+            )
+            self.tokenizer = tokenizer.result()
+        self.engine = Engine(decoder, self.tokenizer, cache, max_step_tokens=max_step_tokens)
         self.fim = detect_fim(self.tokenizer, num_rows=source.config.vocab_size)
         self._intake = Intake(
             self.tokenizer,
@@ -193,38 +202,44 @@ def _positive(name: str, value: object) -> None:
         raise UsageError(f"{name} is {value!r}; expected a whole number from 1")
 
 
-def _model_length(wanted: int | None, config: ModelConfig, dtype: torch.dtype) -> int:
-    """Tokens of prompt and completion: as asked, or the model's positions as far as the cache of one sequence fits."""
+def _model_length(wanted: int | None, config: ModelConfig, dtype: torch.dtype, budget: int) -> int:
+    """Tokens of prompt and completion: as asked, or the model's positions as far as the cache of one sequence fits.
+
+    A default is at least a sixteenth of the positions; where that does not fit, the model is not worth its weights.
+    """
     token_bytes = config.cache_values_per_token() * dtype.itemsize
-    fitting = _cache_budget() // token_bytes
+    fitting = budget // token_bytes
     if wanted is None:
-        return max(1, min(config.max_positions, fitting))
+        return max(-(-config.max_positions // 16), min(config.max_positions, fitting))
     _positive("max_model_len", wanted)
     if wanted > config.max_positions:
         raise UsageError(
             f"max_model_len is {wanted}, but the model has only {config.max_positions} positions; ask for at most that"
         )
-    if wanted > fitting:
+    if wanted > fitting > 0:
         raise UsageError(
-            f"one sequence of {wanted} tokens needs a cache of {wanted * token_bytes / 2**30:.1f} GiB, more than half "
-            f"of the memory ({_cache_budget() / 2**30:.1f} GiB); set max_model_len to at most {fitting}"
+            f"one sequence of {wanted} tokens needs a cache of {wanted * token_bytes / 2**30:.1f} GiB, but beside the "
+            f"weights it may take {budget / 2**30:.1f} GiB; set max_model_len to at most {fitting}"
         )
     return wanted
 
 
-def _cache_budget() -> int:
-    """Bytes that the cache may take: half of the machine's memory."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+def _cache_budget(source: ModelSource, dtype: torch.dtype) -> int:
+    """Bytes that the cache may take: half of the machine's memory, or what the weights leave of what is free."""
+    half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
+    return max(0, min(half, free_memory() - source.num_weights * dtype.itemsize))
 
 
-def _make_cache(config: ModelConfig, dtype: torch.dtype, *, max_num_seqs: int, max_model_len: int) -> KVCache:
+def _make_cache(
+    config: ModelConfig, dtype: torch.dtype, budget: int, *, max_num_seqs: int, max_model_len: int
+) -> KVCache:
     """As many rows as may run at once, while the cache stays within its budget."""
     row_bytes = config.cache_values_per_token() * dtype.itemsize * max_model_len
     return KVCache(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
         head_dim=config.head_dim,
-        num_rows=max(1, min(max_num_seqs, _cache_budget() // row_bytes)),
+        num_rows=max(1, min(max_num_seqs, budget // row_bytes)),
         capacity=max_model_len,
         dtype=dtype,
     )

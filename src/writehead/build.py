@@ -8,9 +8,10 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
@@ -58,6 +59,12 @@ class ModelSource:
     family: Family
     config: ModelConfig
     rules: RuleSet
+
+    @property
+    def num_weights(self) -> int:
+        """Numbers in the file's tensors; the decoder may need a few less."""
+        floats = (info for info in self.checkpoint.tensors.values() if info.dtype not in _NO_WEIGHTS)
+        return sum(math.prod(info.shape) for info in floats)
 
 
 def open_source(model: str | Path | None, *, accept_config_keys: Collection[str] = ()) -> ModelSource:
@@ -125,21 +132,35 @@ def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
 
 
 @torch.inference_mode(mode=False)  # the mode belongs to a thread; the loading threads would not share the caller's
-def build(source: ModelSource, *, dtype: torch.dtype, kernels: Kernels) -> Decoder:
-    """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss."""
+def build(
+    source: ModelSource,
+    *,
+    dtype: torch.dtype,
+    kernels: Kernels,
+    cache_bytes: int = 0,
+    proceed: Callable[[], object] = bool,
+) -> Decoder:
+    """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss.
+
+    Raises UsageError if the memory does not hold the weights and `cache_bytes` beside them. `proceed` is called before
+    each tensor; what it raises ends the loading.
+    """
     decoder = make_decoder(source.config, kernels)
-    load_weights(decoder, source, dtype)
+    load_weights(decoder, source, dtype, cache_bytes=cache_bytes, proceed=proceed)
     return decoder.eval().requires_grad_(False)
 
 
-def load_weights(decoder: Decoder, source: ModelSource, dtype: torch.dtype) -> None:
+def load_weights(
+    decoder: Decoder, source: ModelSource, dtype: torch.dtype, *, cache_bytes: int, proceed: Callable[[], object]
+) -> None:
     """Give a meta decoder memory and stream the checkpoint into it."""
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
-    parameters = _allocate(decoder, dtype, source.path)
+    parameters = _allocate(decoder, dtype, source.path, cache_bytes)
     checkpoint = source.checkpoint
 
     def load(rule: Rule) -> None:
+        proceed()
         for name in rule.sources:
             checkpoint.prefetch(name)
         with torch.no_grad():
@@ -193,7 +214,7 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path) -> dict[str, Tensor]:
+def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path, cache_bytes: int) -> dict[str, Tensor]:
     """Replace the meta parameters by slices of one block of memory, in huge pages where the system grants them.
 
     Fewer page faults while loading, fewer TLB misses in every product after that. The block lives as long as a slice.
@@ -201,7 +222,7 @@ def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path) -> dict[str, Ten
     meta = dict(decoder.named_parameters())
     aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
     total = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
-    _check_memory(total, dtype, path)
+    _check_memory(total, cache_bytes, dtype, path)
     block = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
@@ -217,18 +238,21 @@ def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path) -> dict[str, Ten
     return parameters
 
 
-def _check_memory(needed: int, dtype: torch.dtype, path: Path) -> None:
-    """Raise UsageError if the weights do not fit: Linux would promise the memory, then kill whoever touches it."""
-    free = _free_memory()
-    if needed > free:
-        fits = dtype.itemsize > 2 and needed // 2 <= free
+def _check_memory(weights: int, cache: int, dtype: torch.dtype, path: Path) -> None:
+    """Raise UsageError if this does not fit: Linux would promise the memory, then kill whoever touches it."""
+    free = free_memory()
+    if weights + cache > free:
+        choices = ["weights bf16"] if dtype.itemsize > 2 and (weights + cache) // 2 <= free else []
+        choices += ["a lower max_model_len"] if cache and weights < free else []
+        kind = str(dtype).removeprefix("torch.")
+        beside = f" and the cache of one sequence {cache / 1e9:,.1f} GB" if cache else ""
         raise UsageError(
-            f"{path}: the weights need {needed / 1e9:,.1f} GB of memory in {str(dtype).removeprefix('torch.')}, but "
-            f"{free / 1e9:,.1f} GB are free; choose {'weights bf16' if fits else 'a smaller model'}, or free memory"
+            f"{path}: the weights need {weights / 1e9:,.1f} GB of memory in {kind}{beside}, but "
+            f"{free / 1e9:,.1f} GB are free; choose {' or '.join(choices or ['a smaller model'])}, or free memory"
         )
 
 
-def _free_memory() -> int:
+def free_memory() -> int:
     """Bytes that the system can still give, swap included, within its control group; where it does not say, all."""
     limits = [os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")]
     with contextlib.suppress(OSError, ValueError, IndexError):

@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import load_file
 from transformers import GPTBigCodeForCausalLM
 
 from tests import models
@@ -297,3 +298,28 @@ def test_the_cache_takes_at_most_half_of_the_memory(tiny_model: Path, monkeypatc
     assert LLM(tiny_model).max_model_len == models.NUM_POSITIONS // 2
     with pytest.raises(UsageError, match=r"one sequence of 65 tokens .* set max_model_len to at most 64$"):
         LLM(tiny_model, max_model_len=65)
+
+
+def test_the_cache_leaves_room_for_the_weights(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    row = 2 * 2 * 8 * 4 * models.NUM_POSITIONS
+    weights = sum(t.numel() for t in load_file(tiny_model / "model.safetensors").values()) * 4
+
+    def free(number: int) -> None:
+        monkeypatch.setattr("writehead.api.free_memory", lambda: number)
+        monkeypatch.setattr("writehead.build.free_memory", lambda: number + (2 << 20))  # in whole huge pages
+
+    free(weights + 3 * row + row // 2)
+    assert LLM(tiny_model).engine.cache.num_rows == 3
+    free(weights + row // 4)
+    assert LLM(tiny_model).max_model_len == models.NUM_POSITIONS // 4
+    with pytest.raises(UsageError, match=r"^one sequence of 33 tokens .* beside the weights .* to at most 32$"):
+        LLM(tiny_model, max_model_len=33)
+
+
+def test_memory_without_room_for_a_cache_is_too_little(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("writehead.api.free_memory", lambda: 0)
+    monkeypatch.setattr("writehead.build.free_memory", lambda: 2 << 20)  # the huge page of the weights
+    sizes = r"the weights need 0\.0 GB of memory in float32 and the cache of one sequence 0\.0 GB, but 0\.0 GB are free"
+    with pytest.raises(UsageError, match=sizes + "; choose weights bf16, or free memory$"):
+        LLM(tiny_model)
+    assert load(tiny_model).config.num_layers == 2

@@ -6,6 +6,7 @@ import json
 import mmap
 import os
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -95,10 +96,48 @@ def test_weights_that_do_not_fit_into_the_memory_are_refused_with_numbers(
     source, kernels = open_source(tmp_path), kernel_backends.load("reference")
     monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("the memory was taken"))
     for free, advice in ((1_200_000, "choose weights bf16, or"), (0, "choose a smaller model, or")):
-        monkeypatch.setattr(build, "_free_memory", lambda free=free: free)
+        monkeypatch.setattr(build, "free_memory", lambda free=free: free)
         expected = rf"need 0.0 GB of memory in float32, but 0.0 GB are free; {advice} free memory"
         with pytest.raises(UsageError, match=expected):
             build.build(source, dtype=torch.float32, kernels=kernels)
+
+
+def test_loading_ends_with_what_proceed_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    source = open_source(write_tiny_model(tmp_path))
+    loaded: list[str] = []
+    read = OpenCheckpoint.read
+
+    def counted(checkpoint: OpenCheckpoint, name: str) -> torch.Tensor:
+        loaded.append(name)
+        return read(checkpoint, name)
+
+    def proceed() -> None:
+        if len(loaded) >= 3:
+            raise TokenizerError("bad")
+
+    monkeypatch.setattr(OpenCheckpoint, "read", counted)
+    with pytest.raises(TokenizerError, match="bad"):
+        build.build(source, dtype=torch.float32, kernels=kernel_backends.load("reference"), proceed=proceed)
+    assert 3 <= len(loaded) < 3 + build.NUM_LOADERS < len(source.checkpoint.tensors)
+
+
+def test_a_bad_tokenizer_is_reported_before_the_weights_are_loaded(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    write_tiny_model(tmp_path)
+    (tmp_path / "tokenizer.json").write_text("{")
+    loaded: list[str] = []
+    read = OpenCheckpoint.read
+
+    def slow(checkpoint: OpenCheckpoint, name: str) -> torch.Tensor:
+        loaded.append(name)
+        time.sleep(0.3)
+        return read(checkpoint, name)
+
+    monkeypatch.setattr(OpenCheckpoint, "read", slow)
+    with pytest.raises(TokenizerError, match=r"tokenizer\.json: this is not a tokenizer"):
+        LLM(tmp_path)
+    assert len(loaded) <= 2 * build.NUM_LOADERS
 
 
 @pytest.mark.parametrize(
@@ -118,7 +157,7 @@ def test_free_memory(monkeypatch: pytest.MonkeyPatch, meminfo: str | None, limit
         return text
 
     monkeypatch.setattr(Path, "read_text", read_text)
-    assert build._free_memory() == expected
+    assert build.free_memory() == expected
 
 
 @pytest.mark.parametrize("dtype", [torch.int64, torch.int8, torch.bool, torch.complex64], ids=str)
