@@ -8,16 +8,22 @@ from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Literal
 
-from writehead.errors import MissingDependencyError, UsageError
+from writehead.errors import MissingDependencyError
 
 Row = Mapping[str, Any]
+
+_MANY = 8
+"""Names that stand beside each other without being turned."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class Plot:
-    """Which columns are drawn: `y` over `x`, a curve (or a bar in each group) for each combination of `by`."""
+    """Which columns are drawn: `y` over `x`, a curve (or a bar in each group) for each combination of `by`.
 
-    x: str
+    Several columns of `x` are read together, as one name.
+    """
+
+    x: str | tuple[str, ...]
     y: str
     by: tuple[str, ...] = ()
     kind: Literal["line", "bar"] = "bar"
@@ -35,8 +41,13 @@ def require() -> None:
         )
 
 
-def draw(plot: Plot, rows: Sequence[Row], stem: Path, *, title: str, foot: str) -> list[Path]:
-    """Write STEM.png and STEM.svg; rows without a number in `y` are left out. Raises UsageError for a bad path."""
+def files(stem: Path) -> list[Path]:
+    """STEM.png and STEM.svg."""
+    return [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
+
+
+def draw(plot: Plot, rows: Sequence[Row], stem: Path, *, title: str, foot: str) -> None:
+    """Write STEM.png and STEM.svg; rows without a number in `y` are left out."""
     import matplotlib
     from matplotlib.figure import Figure
 
@@ -52,22 +63,19 @@ def draw(plot: Plot, rows: Sequence[Row], stem: Path, *, title: str, foot: str) 
             shift = (index - (len(curves) - 1) / 2) * width
             axes.bar([places.index(x) + shift for x in points], list(points.values()), width, label=name)
     if plot.kind == "bar":
-        axes.set_xticks(range(len(places)), [str(place) for place in places])
+        turned = {"rotation": 50, "ha": "right"} if len(places) > _MANY else {}
+        axes.set_xticks(range(len(places)), [str(place) for place in places], **turned)  # type: ignore[arg-type]
     if plot.log:
         axes.set_yscale("log")
-    axes.set(xlabel=plot.x, ylabel=plot.label or plot.y, title=title)
+    axes.set(xlabel=plot.x if isinstance(plot.x, str) else None, ylabel=plot.label or plot.y, title=title)
     axes.grid(visible=True, axis="y", alpha=0.3)
     if plot.by:
-        axes.legend(title=", ".join(plot.by))
+        figure.legend(title=", ".join(plot.by), loc="outside right upper")
     figure.supxlabel(foot, fontsize=6, color="gray")
-    files = [stem.with_name(f"{stem.name}.{kind}") for kind in ("png", "svg")]
-    try:
-        with matplotlib.rc_context({"svg.hashsalt": "writehead"}):  # the same rows, the same file
-            figure.savefig(files[0], dpi=150)
-            figure.savefig(files[1], metadata={"Date": None})
-    except OSError as error:
-        raise UsageError(f"--plot: {stem} cannot be written ({error.strerror or error})") from None
-    return files
+    png, svg = files(stem)
+    with matplotlib.rc_context({"svg.hashsalt": "writehead"}):  # the same rows, the same file
+        figure.savefig(png, dpi=150)
+        figure.savefig(svg, metadata={"Date": None})
 
 
 def _curves(plot: Plot, rows: Sequence[Row]) -> dict[str, dict[Any, float]]:
@@ -75,5 +83,6 @@ def _curves(plot: Plot, rows: Sequence[Row]) -> dict[str, dict[Any, float]]:
     curves: dict[str, dict[Any, float]] = {}
     for row in rows:
         if isinstance(row.get(plot.y), int | float):
-            curves.setdefault(", ".join(str(row[key]) for key in plot.by), {})[row[plot.x]] = row[plot.y]
+            place = row[plot.x] if isinstance(plot.x, str) else " ".join(str(row[key]) for key in plot.x)
+            curves.setdefault(", ".join(str(row[key]) for key in plot.by), {})[place] = row[plot.y]
     return curves

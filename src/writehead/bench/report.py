@@ -12,7 +12,7 @@ from typing import Any
 from writehead.bench import machine, plot
 from writehead.errors import UsageError
 
-_NUMBER_WIDTH = 11
+_NUMBER_WIDTH, _TEXT_WIDTH = 11, 16
 
 
 class Report:
@@ -34,12 +34,14 @@ class Report:
     ) -> None:
         if plot_stem is not None:
             plot.require()
+            check_writable("--plot", *plot.files(plot_stem))
         self.name, self.columns, self.command, self.seed = name, columns, command, seed
         self.settings, self.machine = dict(settings), machine.describe()
         self.rows: list[dict[str, Any]] = []
         self._plot_stem, self._csv_file = plot_stem, csv_file
         self._widths: dict[str, int] = {}
         if csv_file is not None:
+            check_writable("--csv", csv_file)
             self._write_csv("w", list(columns))
         print(machine.sentence(self.machine), file=sys.stderr)
 
@@ -58,7 +60,7 @@ class Report:
         """Draw the plot if one was asked for, and print the JSON line, the last on stdout."""
         if self._plot_stem is not None:
             foot = f"{machine.sentence(self.machine)}\n{self.command}"
-            title = f"writehead bench {self.name}"
+            title = self.command.partition(" -")[0]
             plot.draw(picture, self.rows, self._plot_stem, title=title, foot=foot)
         line = {
             "bench": self.name, "command": self.command, "seed": self.seed, "machine": self.machine,
@@ -70,18 +72,25 @@ class Report:
         """The row as a line of the table; the first one brings the head and decides the widths."""
         texts = {name: _text(value) for name, value in row.items()}
         if not self._widths:
-            self._widths = {name: max(len(name), len(text), _NUMBER_WIDTH) for name, text in texts.items()}
+            least = {name: _TEXT_WIDTH if isinstance(value, str) else _NUMBER_WIDTH for name, value in row.items()}
+            self._widths = {name: max(len(name), len(text), least[name]) for name, text in texts.items()}
             print("  ".join(f"{name:>{width}}" for name, width in self._widths.items()), file=sys.stderr)
         line = "  ".join(f"{texts[name]:>{width}}" for name, width in self._widths.items())
         print(line.rstrip(), file=sys.stderr, flush=True)
 
     def _write_csv(self, mode: str, values: list[Any]) -> None:
         assert self._csv_file is not None
+        with self._csv_file.open(mode, encoding="utf-8", newline="") as file:
+            csv.writer(file, lineterminator="\n").writerow(values)
+
+
+def check_writable(option: str, *paths: Path) -> None:
+    """Raise UsageError if a file cannot be written, before hours are spent on what it is for. It exists after that."""
+    for path in paths:
         try:
-            with self._csv_file.open(mode, encoding="utf-8", newline="") as file:
-                csv.writer(file, lineterminator="\n").writerow(values)
+            path.open("a").close()
         except OSError as error:
-            raise UsageError(f"--csv: {self._csv_file} cannot be written ({error.strerror})") from None
+            raise UsageError(f"{option}: {path} cannot be written ({error.strerror})") from None
 
 
 def _rounded(value: Any) -> Any:

@@ -25,6 +25,7 @@ VERBS = {
     "inspect": "Show what a checkpoint is and what it needs, without loading it.",
     "verify": "Compare a checkpoint's numbers with transformers, and MQA with its multi-head twin.",
     "bench": "Measure speed: latency, throughput, sweeps, kernels, and other engines beside it.",
+    "profile": "Show where the time of a step goes: by operation and layer, against the machine's limits.",
     "train": "Train a small code model from a folder of source files.",
     "env": "Show versions, processor, memory and kernel backends.",
 }

@@ -29,6 +29,10 @@ Model = Annotated[
 New = Annotated[int, typer.Option(min=1, help="Tokens to generate.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Measurements of each; one more warms up.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the prompts.")]
+Seconds = Annotated[float, typer.Option(min=0.001, help="Time spent on each measurement.")]
+Buffer = Annotated[
+    int | None, typer.Option(metavar="MIB", min=1, help="Read to measure the bandwidth; default: 4 last caches.")
+]
 Csv = Annotated[Path | None, typer.Option("--csv", metavar="FILE", help="Write the rows as CSV, each as it comes.")]
 PlotStem = Annotated[Path | None, typer.Option("--plot", metavar="STEM", help="Draw STEM.png and STEM.svg.")]
 
@@ -89,11 +93,7 @@ def kernels(
         str, typer.Option(metavar="BATCHxCONTEXT,...", help="Sequences, and the tokens that each has.")
     ] = "1x2000,16x1000,64x1000",
     weights: options.Weights = "auto", kernels: options.Kernels = "auto",
-    seconds: Annotated[float, typer.Option(min=0.001, help="Time spent on each measurement.")] = 0.5,
-    buffer: Annotated[
-        int | None, typer.Option(metavar="MIB", min=1, help="Read to measure the bandwidth; default: 4 last caches.")
-    ] = None,
-    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+    seconds: Seconds = 0.5, buffer: Buffer = None, seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """Each operation of the kernels, as a share of this machine's measured bandwidth and arithmetic."""
     import torch
@@ -132,7 +132,7 @@ def start_report(
     """The report of a sub-verb, whose settings are all its options but those of the report itself."""
     from writehead.bench.report import Report
 
-    settings = {key: value for key, value in context.params.items() if key not in ("seed", "csv", "plot")}
+    settings = {key: value for key, value in context.params.items() if key not in ("seed", "csv", "plot", "trace")}
     return Report(
         name, columns, command=command_line(context), seed=seed, settings=settings, csv_file=csv, plot_stem=plot
     )
