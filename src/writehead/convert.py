@@ -167,7 +167,7 @@ def _config_values(source: ModelSource, family: Family) -> dict[str, Any]:
     ends = values.get("eos_token_id")
     if source.checkpoint.format == "gguf" and isinstance(ends, list):
         values["eos_token_id"] = ends[0] if ends else None
-    return {"architectures": [CLASSES[family.name]], **values}
+    return {**values, "architectures": [CLASSES[family.name]]}
 
 
 def _stored_dtype(checkpoint: Checkpoint, rule: Rule) -> torch.dtype:

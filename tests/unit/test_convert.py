@@ -78,6 +78,17 @@ def test_a_family_comes_out_bit_for_bit(case: str, tmp_path: Path) -> None:
     assert done.num_bytes == sum(t.nbytes for t in load_file(tmp_path / "out/model.safetensors").values())
 
 
+@pytest.mark.parametrize("stated", [["GPT2LMHeadModel"], ["GPTBigCodeModel"], [], None, "x"])
+def test_the_class_in_the_config_is_the_models(stated: object, tmp_path: Path) -> None:
+    oracle = write(tmp_path / "in", "gpt_bigcode-mqa")
+    values = json.loads((tmp_path / "in/config.json").read_text())
+    (tmp_path / "in/config.json").write_text(json.dumps(values | {"architectures": stated}))
+    convert(tmp_path / "in", tmp_path / "out")
+    written = json.loads((tmp_path / "out/config.json").read_text())
+    assert written == values | {"architectures": ["GPTBigCodeForCausalLM"]}
+    assert torch.equal(logits(loaded(tmp_path / "out")), logits(oracle))
+
+
 def test_every_family_has_its_class() -> None:
     names = {family.export_as or name for name, family in FAMILIES.items()}
     assert names == set(CLASSES)
