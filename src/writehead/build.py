@@ -23,7 +23,7 @@ from torch import Tensor, nn
 from writehead import kernels as kernel_backends
 from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
-from writehead.checkpoint.files import listing
+from writehead.checkpoint.files import listing, quantization
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
@@ -178,15 +178,23 @@ def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]
     Raises CheckpointError that lists every tensor that is missing, surplus or of the wrong shape, or holds no weights.
     """
     tensors, num_layers = source.checkpoint.tensors, source.config.num_layers
+    packed = next((name for name in tensors if name.endswith(".qweight")), None)
+    if packed is not None:
+        folder = source.path if source.path.is_dir() else source.path.parent
+        method = quantization(file.name for file in folder.iterdir()) or "GPTQ or AWQ"
+        raise CheckpointError(
+            f"{source.path}: '{packed}' is quantized by {method}, which writehead does not read; use the original "
+            "model, or a GGUF file of it"
+        )
     prefix = source.rules.prefix_of(tensors)
     rules = source.rules.named(source.rules.expand(num_layers, prefix=prefix), tensors, prefix)
     found = {name: info.shape for name, info in tensors.items()}
     check(rules, shapes, found, source.rules.surplus(rules, tensors, num_layers, prefix), str(source.path))
-    packed = [f"'{n}' {tensors[n].dtype}" for rule in rules for n in rule.sources if tensors[n].dtype in _NO_WEIGHTS]
-    if packed:
+    integers = [f"'{n}' {tensors[n].dtype}" for rule in rules for n in rule.sources if tensors[n].dtype in _NO_WEIGHTS]
+    if integers:
         raise CheckpointError(
-            f"{source.path}: these weights are no floating-point numbers: {listing(packed)}; they may be quantized in "
-            "a way that writehead does not read, so use the original model, or a GGUF file of it"
+            f"{source.path}: these weights are no floating-point numbers: {listing(integers)}; they may be quantized "
+            "in a way that writehead does not read, so use the original model, or a GGUF file of it"
         )
     return rules
 

@@ -170,6 +170,32 @@ def test_weights_that_are_no_floats_are_refused(tmp_path: Path, dtype: torch.dty
         LLM(tmp_path)
 
 
+@pytest.mark.parametrize(
+    ("settings", "method"),
+    [
+        ("quantize_config.json", r"GPTQ \(quantize_config\.json\)"),
+        ("quant_config.json", r"AWQ \(quant_config\.json\)"),
+        ("other.json", "GPTQ or AWQ"),
+    ],
+)
+def test_old_quantized_weights_are_called_so(tmp_path: Path, settings: str, method: str) -> None:
+    """As in repositories from before config.json had a quantization_config."""
+    write_tiny_model(tmp_path)
+    (tmp_path / settings).write_text('{"bits": 4}')
+    assert LLM(tmp_path).config.num_layers == 2  # the settings alone quantize nothing
+    state = load_file(tmp_path / "model.safetensors")
+    name = "transformer.h.0.mlp.c_fc"
+    del state[f"{name}.weight"]
+    packed = {f"{name}.qweight": torch.zeros(4, 8, dtype=torch.int32), f"{name}.scales": torch.ones(1, 8)}
+    (tmp_path / "model.safetensors").unlink()
+    save_file(state | packed, tmp_path / "gptq_model-4bit-128g.safetensors")
+    expected = (
+        f"'{name}.qweight' is quantized by {method}, which writehead does not read; use the original model, or a GGUF"
+    )
+    with pytest.raises(CheckpointError, match=expected):
+        LLM(tmp_path)
+
+
 def test_the_tokenizer_of_a_gguf_file_is_blamed_by_its_path(tmp_path: Path) -> None:
     source = replace(open_source(write_tiny_model(tmp_path)), checkpoint=OpenCheckpoint(tmp_path, "gguf", {}))
     with pytest.raises(TokenizerError, match=rf"^{re.escape(str(tmp_path))}: "):

@@ -7,6 +7,7 @@ import math
 import mmap
 import os
 import sys
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from writehead.errors import CheckpointError
 MAX_JSON_BYTES = 64 << 20  # index files of the largest public models are below 1 MB
 MAX_RANK = 64  # torch's iterators stop at 64 dimensions
 _INT64_MAX = 2**63 - 1
+_QUANTIZERS = {"quantize_config.json": "GPTQ", "quant_config.json": "AWQ"}
 _MAP_NORESERVE = 0x4000  # Linux; the mmap module names it only from Python 3.13
 
 
@@ -31,6 +33,15 @@ def listing(names: list[str]) -> str:
     """At most ten names for an error message, those with control characters escaped."""
     shown = [name if name.isprintable() and len(name) <= 100 else quote(name) for name in names[:10]]
     return ", ".join(shown) + (f" and {len(names) - 10} more" if len(names) > 10 else "")
+
+
+def quantization(names: Iterable[str]) -> str | None:
+    """What quantized the weights of a folder that holds these files, if one of them is its settings.
+
+    Newer programs write a quantization_config into config.json instead.
+    """
+    present = set(names)
+    return next((f"{method} ({name})" for name, method in _QUANTIZERS.items() if name in present), None)
 
 
 def num_elements(shape: tuple[int, ...], where: str) -> int:

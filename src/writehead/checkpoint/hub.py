@@ -14,7 +14,7 @@ import huggingface_hub
 from huggingface_hub import constants, errors
 from huggingface_hub.utils.tqdm import are_progress_bars_disabled, disable_progress_bars, enable_progress_bars
 
-from writehead.checkpoint.files import listing, read_index
+from writehead.checkpoint.files import listing, quantization, read_index
 from writehead.errors import CheckpointError, ModelNotFoundError
 
 _CONNECT_SECONDS = 5.0
@@ -210,6 +210,11 @@ def _select(request: _Request, names: Sequence[str]) -> list[str]:
         raise ModelNotFoundError(
             f"{request.repo}: holds an adapter and no model; merge it into its base model (merge_and_unload of peft), "
             "and give the result"
+        )
+    if (method := quantization(names)) is not None:
+        raise ModelNotFoundError(
+            f"{request.repo}: holds weights that are quantized by {method}, which writehead does not read; use the "
+            "original model, or a GGUF file of it"
         )
     raise ModelNotFoundError(f"{request.repo}: holds no safetensors, pytorch_model.bin or GGUF file")
 

@@ -6,7 +6,7 @@ import re
 from pathlib import Path
 
 from writehead.checkpoint.contract import Checkpoint, OpenCheckpoint, TensorInfo
-from writehead.checkpoint.files import listing, quote, read_json
+from writehead.checkpoint.files import listing, quantization, quote, read_json
 from writehead.checkpoint.megatron import find_megatron, open_megatron
 from writehead.checkpoint.safetensors import open_safetensors, open_sharded_safetensors
 from writehead.checkpoint.torchbin import open_sharded_torch, open_torch
@@ -77,6 +77,11 @@ def _open_directory(path: Path) -> OpenCheckpoint:
         raise CheckpointError(
             f"{path}: holds an adapter for {quote(base)} and no model; merge it into that model (merge_and_unload of "
             "peft), and give the result"
+        )
+    if (method := quantization(file.name for file in path.iterdir())) is not None:
+        raise CheckpointError(
+            f"{path}: holds weights that are quantized by {method}, which writehead does not read; use the original "
+            "model, or a GGUF file of it"
         )
     raise CheckpointError(f"{path}: holds no checkpoint; looked for {_SEARCHED}")
 

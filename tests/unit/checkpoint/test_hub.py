@@ -47,6 +47,7 @@ REPOS: dict[str, dict[str, bytes]] = {
     "org/old": TEXT | {"pytorch_model.bin": b"weights", "model.safetensors.index.json": b"{}"},
     "org/gguf": {"m.Q4_0.gguf": b"GGUF4", "m.Q8_0.gguf": b"GGUF8"},
     "org/empty": {"README.md": b""},
+    "org/gptq": {"quantize_config.json": b"{}", "gptq_model-4bit-128g.bin": b"weights"},
 }
 
 
@@ -199,8 +200,10 @@ def test_one_gguf_file_of_several(tmp_path: Path, hub: tuple[str, list[str]]) ->
         ("org/gated", "is gated; accept its terms at {endpoint}/org/gated and log in with `hf auth login`"),
         ("org/broken", "{endpoint} answered 500; try again later, or give a local path"),
         ("org/empty", "holds no safetensors, pytorch_model.bin or GGUF file"),
+        ("org/gptq", "holds weights that are quantized by GPTQ (quantize_config.json), which writehead does not read; "
+                     "use the original model, or a GGUF file of it"),
     ],
-)
+)  # fmt: skip
 def test_refusals_say_what_to_do(tmp_path: Path, hub: tuple[str, list[str]], model: str, message: str) -> None:
     expected = f"{model}: {message.format(endpoint=hub[0])}"
     assert refusal(model, cache_dir=tmp_path, endpoint=hub[0]) == expected

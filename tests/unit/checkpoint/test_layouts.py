@@ -72,3 +72,13 @@ def test_a_git_lfs_pointer_is_refused(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("version https://git-lfs.github.com/spec/v1\noid sha256:0\nsize 1\n")
     with pytest.raises(CheckpointError, match="is a Git LFS pointer and not the file itself; get it with"):
         open_checkpoint(tmp_path)
+
+
+@pytest.mark.parametrize(("name", "method"), [("quantize_config.json", "GPTQ"), ("quant_config.json", "AWQ")])
+def test_quantized_weights_in_files_of_their_own_are_called_so(tmp_path: Path, name: str, method: str) -> None:
+    (tmp_path / name).write_text('{"bits": 4}')
+    (tmp_path / "gptq_model-4bit-128g.bin").write_bytes(b"x")
+    with pytest.raises(
+        CheckpointError, match=rf"are quantized by {method} \({name}\), which writehead does not read; use"
+    ):
+        open_checkpoint(tmp_path)
