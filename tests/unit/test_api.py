@@ -264,6 +264,17 @@ def test_a_text_ends_at_the_limit(llm: LLM, tiny_model: Path) -> None:
             short.generate(prompts, params)
 
 
+def test_a_conversation_that_is_too_long_is_called_by_its_name(tmp_path: Path) -> None:
+    models.write_tiny_model(tmp_path)
+    (tmp_path / "chat_template.jinja").write_text("{% for m in messages %}{{ m.content }}{% endfor %}")
+    llm = LLM(tmp_path)
+    short, long = ([{"role": "user", "content": "1" * count}] for count in (3, 128))
+    with pytest.raises(PromptError, match=r"^the prompt has 128 tokens; the limit is 128 "):
+        llm.chat(long)
+    with pytest.raises(PromptError, match=r"^prompt 1 has 128 tokens; the limit is 128 "):
+        llm.chat([short, long])
+
+
 @pytest.mark.parametrize(
     ("options", "message"),
     [

@@ -122,7 +122,7 @@ def _run(
     output: RequestOutput | None
     progress.started = time.perf_counter()
     try:
-        [output] = llm.generate([request], params, on_event=progress.write if streams else progress.see)
+        [output] = llm.generate(request, params, on_event=progress.write if streams else progress.see)
     except KeyboardInterrupt:
         code, output = INTERRUPTED, progress.so_far(request["prompt"])
     if output is None:

@@ -238,7 +238,8 @@ REFUSALS = [
     (["a", "--kernels", "magic"], "kernels: there is no backend 'magic'"),
     (["a", "--max-model-len", "129"], "max_model_len is 129, but the model has only 128 positions"),
     (["a", "--max-model-len", "0"], "max_model_len is 0; expected a whole number from 1"),
-    ([""], "is empty"),
+    ([""], "error: the prompt is empty; give at least one token"),
+    (["x" * 2000], "error: the prompt has 2000 bytes; the limit is 128 tokens"),
     (["x = 1 + 23456\n" * 40], "the limit is 128 for prompt and completion together, so at most 127 fit"),
     (["\udcff"], "must be valid Unicode"),
 ]
