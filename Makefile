@@ -1,5 +1,5 @@
 # Everything a person or CI runs. The environment is .venv; it is made once, and again when pyproject.toml or
-# constraints.txt change. A different interpreter: make demo PYTHON=python3.12
+# constraints.txt or the native sources change. A different interpreter: make demo PYTHON=python3.12
 
 PYTHON ?= python3
 VENV := .venv
@@ -7,6 +7,7 @@ BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
 DEMO_PROMPT ?= def __repr__(self):
 SUITE ?= tests
+NATIVE := $(wildcard src/writehead/kernels/cpu/native/*)
 
 .PHONY: demo test check format proof box clean help
 .DELETE_ON_ERROR:
@@ -48,12 +49,12 @@ clean:
 	rm -rf $(VENV) .cache .pytest_cache .mypy_cache .ruff_cache .hypothesis .import_linter_cache build dist
 	find src tests -name __pycache__ -type d -prune -exec rm -rf {} +
 
-$(VENV)/.installed: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing writehead into $(VENV) (torch is large: minutes on the first run)"
 	$(PIP_INSTALL) --editable .
 	@touch $@
 
-$(VENV)/.installed-dev: pyproject.toml constraints.txt | $(BIN)/python
+$(VENV)/.installed-dev: pyproject.toml constraints.txt $(NATIVE) | $(BIN)/python
 	@echo "Installing writehead with its test and development extras into $(VENV) (minutes on the first run)"
 	$(PIP_INSTALL) --editable ".[dev]"
 	@touch $@ $(VENV)/.installed

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from writehead import kernels as kernel_backends
-from writehead.build import ModelSource, build, choose_dtype, free_memory, load_tokenizer, open_source
+from writehead.build import build, free_memory, load_tokenizer, num_weight_bytes, open_source
 from writehead.cache import KVCache
 from writehead.engine.engine import Engine, Event
 from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
@@ -22,6 +22,7 @@ from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
+from writehead.kernels import parse_format
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import detect_fim, stop_ids
@@ -38,17 +39,17 @@ def load(
 ) -> Decoder:
     """The decoder of a checkpoint as a torch module: token ids [B, T] -> logits [B, T, V]."""
     source = open_source(model, accept_config_keys=accept_config_keys)
-    return build(source, dtype=choose_dtype(weights), kernels=kernel_backends.load(kernels))
+    return build(source, weights=weights, kernels=kernel_backends.load(kernels, weights=weights))
 
 
 class LLM:
     """A model, its tokenizer and an engine, for offline use from one thread.
 
     `model` is a directory or file of a checkpoint, a Hub id (`org/name`, `org/name@revision`), or None for the model
-    in the box. `weights` is auto, fp32, bf16 or fp16. `max_model_len` bounds prompt and completion together (default:
-    the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so that the cache stays
-    within half of the memory and what the weights leave free. `max_step_tokens` bounds one forward pass, so that a
-    long prompt is read in chunks.
+    in the box. `weights` is auto (fp32), fp32, bf16, fp16, int8 or int4. `max_model_len` bounds prompt and completion
+    together (default: the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so
+    that the cache stays within half of the memory and what the weights leave free. `max_step_tokens` bounds one
+    forward pass, so that a long prompt is read in chunks.
     """
 
     def __init__(
@@ -71,16 +72,17 @@ class LLM:
             )
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
-        dtype = choose_dtype(weights)
-        budget = _cache_budget(source, dtype)
+        backend = kernel_backends.load(kernels, weights=weights)
+        format = parse_format(weights, packs_floats=backend.packs_floats)
+        dtype, budget = format.cache_dtype, _cache_budget(num_weight_bytes(source, format))
         self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)
         cache = _make_cache(source.config, dtype, budget, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
         with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
             tokenizer = pool.submit(load_tokenizer, source)
             decoder = build(
                 source,
-                dtype=dtype,
-                kernels=kernel_backends.load(kernels),
+                weights=weights,
+                kernels=backend,
                 cache_bytes=cache.num_bytes // cache.num_rows,
                 proceed=lambda: tokenizer.done() and tokenizer.result(),  # if it cannot be used, say so at once
             )
@@ -224,10 +226,10 @@ def _model_length(wanted: int | None, config: ModelConfig, dtype: torch.dtype, b
     return wanted
 
 
-def _cache_budget(source: ModelSource, dtype: torch.dtype) -> int:
+def _cache_budget(weight_bytes: int) -> int:
     """Bytes that the cache may take: half of the machine's memory, or what the weights leave of what is free."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
-    return max(0, min(half, free_memory() - source.num_weights * dtype.itemsize))
+    return max(0, min(half, free_memory() - weight_bytes))
 
 
 def _make_cache(

@@ -8,7 +8,6 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 from __future__ import annotations
 
 import contextlib
-import math
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -27,17 +26,17 @@ from writehead.checkpoint.files import listing, quantization
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
-from writehead.kernels import Kernels
+from writehead.kernels import Format, Kernels, PackedWeight, parse_format
+from writehead.kernels.packed import check_packable, packed_bytes
 from writehead.models import gguf, megatron
 from writehead.models.config import ConfigReader, ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.models.families import Family, family_of
+from writehead.models.layers import Linear
 from writehead.text import Tokenizer
 
 BOX = Path(__file__).parent / "box"
 """The model in the box."""
-
-DTYPES = {"fp32": torch.float32, "bf16": torch.bfloat16, "fp16": torch.float16}
 
 _NO_WEIGHTS = {name for name, dtype in STORED_DTYPES.items() if not dtype.is_floating_point}
 
@@ -46,6 +45,9 @@ _MAX_TOKENIZER_BYTES = 256 << 20  # the largest public ones are below 40 MB
 NUM_LOADERS = min(4, os.cpu_count() or 1)
 
 _HUGE_PAGE = 1 << 21
+
+_BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.1, "int4": 4.7}
+"""Bits of a weight with its share of the scales, widest first."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -59,12 +61,6 @@ class ModelSource:
     family: Family
     config: ModelConfig
     rules: RuleSet
-
-    @property
-    def num_weights(self) -> int:
-        """Numbers in the file's tensors; the decoder may need a few less."""
-        floats = (info for info in self.checkpoint.tensors.values() if info.dtype not in _NO_WEIGHTS)
-        return sum(math.prod(info.shape) for info in floats)
 
 
 def open_source(model: str | Path | None, *, accept_config_keys: Collection[str] = ()) -> ModelSource:
@@ -110,15 +106,6 @@ def _hf_config(checkpoint: Checkpoint, name: str, accept: Collection[str]) -> di
     return dict(checkpoint.config)
 
 
-def choose_dtype(weights: str) -> torch.dtype:
-    """The dtype of the weights and of the arithmetic. `auto` is fp32: 16-bit arithmetic is emulated on most CPUs."""
-    if weights == "auto":
-        return torch.float32
-    if weights not in DTYPES:
-        raise UsageError(f"weights: '{weights}' is not a dtype; choose auto, {', '.join(DTYPES)}")
-    return DTYPES[weights]
-
-
 def make_decoder(config: ModelConfig, kernels: Kernels) -> Decoder:
     """A decoder on the meta device: every name and shape, no memory."""
     with torch.device("meta"):
@@ -135,36 +122,41 @@ def parameter_shapes(source: ModelSource) -> dict[str, Shape]:
 def build(
     source: ModelSource,
     *,
-    dtype: torch.dtype,
+    weights: str = "auto",
     kernels: Kernels,
     cache_bytes: int = 0,
     proceed: Callable[[], object] = bool,
 ) -> Decoder:
-    """The decoder with its weights, for inference. Raises CheckpointError that lists every tensor that is amiss.
+    """The decoder with its weights, for inference; `weights` is a name of `parse_format`.
 
-    Raises UsageError if the memory does not hold the weights and `cache_bytes` beside them. `proceed` is called before
-    each tensor; what it raises ends the loading.
+    Raises CheckpointError that lists every tensor that is amiss, and UsageError if the memory does not hold the
+    weights and `cache_bytes` beside them. `proceed` is called before each tensor; what it raises ends the loading.
     """
     decoder = make_decoder(source.config, kernels)
-    load_weights(decoder, source, dtype, cache_bytes=cache_bytes, proceed=proceed)
+    format = parse_format(weights, packs_floats=kernels.packs_floats)
+    load_weights(decoder, source, format, cache_bytes=cache_bytes, proceed=proceed)
     return decoder.eval().requires_grad_(False)
 
 
 def load_weights(
-    decoder: Decoder, source: ModelSource, dtype: torch.dtype, *, cache_bytes: int, proceed: Callable[[], object]
+    decoder: Decoder, source: ModelSource, format: Format, *, cache_bytes: int, proceed: Callable[[], object]
 ) -> None:
-    """Give a meta decoder memory and stream the checkpoint into it."""
+    """Give a meta decoder memory and stream the checkpoint into it, rounded and packed on the way."""
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
-    parameters = _allocate(decoder, dtype, source.path, cache_bytes)
+    parameters = _allocate(decoder, format, source.path, cache_bytes)
     checkpoint = source.checkpoint
 
     def load(rule: Rule) -> None:
         proceed()
         for name in rule.sources:
             checkpoint.prefetch(name)
+        sources, target = [checkpoint.read(name) for name in rule.sources], parameters[rule.target]
         with torch.no_grad():
-            rule.load([checkpoint.read(name) for name in rule.sources], parameters[rule.target])
+            if isinstance(target, PackedWeight):
+                decoder.kernels.pack(rule.whole(sources, target.shape), target)
+            else:
+                rule.load(sources, target)
 
     # Most of the time goes to first touches of memory, which threads of their own overlap better than torch's.
     with ThreadPoolExecutor(NUM_LOADERS) as pool:
@@ -222,40 +214,72 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def _allocate(decoder: Decoder, dtype: torch.dtype, path: Path, cache_bytes: int) -> dict[str, Tensor]:
+def _allocate(decoder: Decoder, format: Format, path: Path, cache_bytes: int) -> dict[str, Tensor | PackedWeight]:
     """Replace the meta parameters by slices of one block of memory, in huge pages where the system grants them.
 
     Fewer page faults while loading, fewer TLB misses in every product after that. The block lives as long as a slice.
     """
     meta = dict(decoder.named_parameters())
-    aligned = [-(-p.numel() * dtype.itemsize // 64) * 64 for p in meta.values()]
-    total = -(-sum(aligned) // _HUGE_PAGE) * _HUGE_PAGE
-    _check_memory(total, cache_bytes, dtype, path)
+    products = _products(decoder) if format.packed else set()
+    for name in products:
+        check_packable(name, _matrix(meta[name]), format.at(name))
+    sizes = {
+        name: packed_bytes(_matrix(p), format.at(name)) if name in products else p.numel() * format.dtype.itemsize
+        for name, p in meta.items()
+    }
+    total = -(-sum(-(-size // 64) * 64 for size in sizes.values()) // _HUGE_PAGE) * _HUGE_PAGE
+    _check_memory(total, cache_bytes, format, path)
     block = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
     if hasattr(mmap, "MADV_HUGEPAGE"):
         block.madvise(mmap.MADV_HUGEPAGE)
     memory = torch.frombuffer(block, dtype=torch.uint8)
-    parameters: dict[str, Tensor] = {}
+    parameters: dict[str, Tensor | PackedWeight] = {}
     start = 0
-    for (name, parameter), size in zip(meta.items(), aligned, strict=True):
-        flat = memory[start : start + parameter.numel() * dtype.itemsize].view(dtype)
-        owner, _, attribute = name.rpartition(".")
-        parameters[name] = nn.Parameter(flat.view(parameter.shape), requires_grad=False)
-        setattr(decoder.get_submodule(owner), attribute, parameters[name])
-        start += size
+    for name, parameter in meta.items():
+        part = memory[start : start + sizes[name]]
+        start += -(-sizes[name] // 64) * 64
+        path_, _, attribute = name.rpartition(".")
+        owner = decoder.get_submodule(path_)
+        if name in products:
+            parameters[name] = PackedWeight(_matrix(parameter), format.at(name), part)
+            delattr(owner, attribute)
+        else:
+            parameters[name] = nn.Parameter(part.view(format.dtype).view(parameter.shape), requires_grad=False)
+        setattr(owner, attribute, parameters[name])
     return parameters
 
 
-def _check_memory(weights: int, cache: int, dtype: torch.dtype, path: Path) -> None:
+def _products(decoder: Decoder) -> set[str]:
+    """The matrices that products read, and the token embedding, which may be the head."""
+    names = {f"{name}.weight" for name, module in decoder.named_modules() if isinstance(module, Linear)}
+    return names | {"embed.weight"}
+
+
+def _matrix(parameter: Tensor) -> tuple[int, int]:
+    rows, columns = parameter.shape
+    return rows, columns
+
+
+def num_weight_bytes(source: ModelSource, format: Format) -> int:
+    """Bytes of the weights in memory, up to padding."""
+    decoder = make_decoder(source.config, kernel_backends.load("reference"))
+    products = _products(decoder) if format.packed else set()
+    return sum(
+        packed_bytes(_matrix(p), format.at(name)) if name in products else p.numel() * format.dtype.itemsize
+        for name, p in decoder.named_parameters()
+    )
+
+
+def _check_memory(weights: int, cache: int, format: Format, path: Path) -> None:
     """Raise UsageError if this does not fit: Linux would promise the memory, then kill whoever touches it."""
     free = free_memory()
     if weights + cache > free:
-        choices = ["weights bf16"] if dtype.itemsize > 2 and (weights + cache) // 2 <= free else []
+        smaller = (name for name, bits in _BITS.items() if weights * bits / _BITS[format.kind] + cache <= free)
+        choices = [f"weights {name}" for name in list(smaller)[:1] if _BITS[name] < _BITS[format.kind]]
         choices += ["a lower max_model_len"] if cache and weights < free else []
-        kind = str(dtype).removeprefix("torch.")
         beside = f" and the cache of one sequence {cache / 1e9:,.1f} GB" if cache else ""
         raise UsageError(
-            f"{path}: the weights need {weights / 1e9:,.1f} GB of memory in {kind}{beside}, but "
+            f"{path}: the weights need {weights / 1e9:,.1f} GB of memory in {format}{beside}, but "
             f"{free / 1e9:,.1f} GB are free; choose {' or '.join(choices or ['a smaller model'])}, or free memory"
         )
 

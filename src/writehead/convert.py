@@ -18,12 +18,13 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from writehead.build import DTYPES, ModelSource, check_aliases, open_source, parameter_shapes, stored_rules
+from writehead.build import ModelSource, check_aliases, open_source, parameter_shapes, stored_rules
 from writehead.checkpoint import Checkpoint, write_safetensors
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.rules import Rule, Shape
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, UsageError
+from writehead.kernels.packed import FLOATS
 from writehead.models.config import ConfigReader
 from writehead.models.families import FAMILIES, Family
 from writehead.text.gguf import read_gguf
@@ -101,11 +102,11 @@ def convert(
     `dtype` is fp32, bf16, fp16 or keep: each tensor stays as stored, and what is quantized becomes fp32, which holds it
     exactly. `on_bytes(done, total)` is called after each parameter. Raises CheckpointError; nothing is left then.
     """
-    if dtype != "keep" and dtype not in DTYPES:
-        raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(DTYPES)}")
+    if dtype != "keep" and dtype not in FLOATS:
+        raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(FLOATS)}")
     source = open_source(model, accept_config_keys=accept_config_keys)
     check_aliases(source)
-    moves, config = _plan(source, None if dtype == "keep" else DTYPES[dtype], accept_config_keys)
+    moves, config = _plan(source, None if dtype == "keep" else FLOATS[dtype], accept_config_keys)
     specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
     total = sum(tensor.nbytes for tensor in specs.values())
 

@@ -18,7 +18,11 @@ PICKLE = "Nothing unpickles"
 
 def lint(source: Path, cwd: Path) -> str:
     """What import-linter reports about the package in `source` under the contracts of pyproject.toml."""
-    linter = "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    # An editable install finds its own package first, whatever the path says.
+    linter = (
+        "import sys; sys.meta_path[:] = [f for f in sys.meta_path if type(f).__module__ != '_writehead_editable']; "
+        "from importlinter.cli import lint_imports_command; lint_imports_command()"
+    )
     command = [sys.executable, "-c", linter, "--no-cache", "--no-logo", str(REPOSITORY / "pyproject.toml")]
     # A path of the environment goes before that of an installed writehead, and `cwd` must not offer another one.
     environment = {**os.environ, "PYTHONPATH": str(source), "COLUMNS": "200", "NO_COLOR": "1"}

@@ -240,7 +240,7 @@ def weights(model: Any) -> State:
 def assert_same_logits(path: Path, model: Any) -> None:
     ids = torch.randint(0, model.config.vocab_size, (2, 40))
     source = build.open_source(path)
-    decoder = build.build(source, dtype=torch.float32, kernels=kernels.load("reference"))
+    decoder = build.build(source, weights="fp32", kernels=kernels.load("reference"))
     with torch.no_grad():
         assert difference(decoder(ids), model(ids).logits) <= 2e-5
 
@@ -363,7 +363,7 @@ def test_missing_and_surplus_tensors_are_listed_together(tmp_path: Path) -> None
     state["model.layers.0.self_attn.q_proj.bias"] = torch.zeros(64)
     write(tmp_path / "model.gguf", "llama", model.config, state)
     with pytest.raises(CheckpointError) as caught:
-        build.build(build.open_source(tmp_path / "model.gguf"), dtype=torch.float32, kernels=kernels.load("reference"))
+        build.build(build.open_source(tmp_path / "model.gguf"), weights="fp32", kernels=kernels.load("reference"))
     assert all(name in str(caught.value) for name in ("blk.1.ffn_up.weight", "blk.0.attn_k.bias", "blk.1.attn_q.bias"))
 
 

@@ -128,7 +128,7 @@ def save(root: Path, model: Any, *, tensor: int = 1, pipeline: int = 1, **change
 
 
 def load(path: Path) -> Any:
-    return build.build(build.open_source(path), dtype=torch.float32, kernels=kernels.load("reference"))
+    return build.build(build.open_source(path), weights="fp32", kernels=kernels.load("reference"))
 
 
 def assert_same_logits(path: Path, model: Any) -> None:

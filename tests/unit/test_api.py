@@ -283,7 +283,7 @@ def test_a_conversation_that_is_too_long_is_called_by_its_name(tmp_path: Path) -
         ({"max_step_tokens": 32}, "max_step_tokens is 32, less than max_num_seqs, 64; a step advances"),
         ({"max_model_len": True}, "max_model_len is True; expected a whole number from 1"),
         ({"max_model_len": 129}, "max_model_len is 129, but the model has only 128 positions; ask for at most that"),
-        ({"weights": "int3"}, "weights: 'int3' is not a dtype"),
+        ({"weights": "int3"}, "weights: 'int3' is not a format"),
         ({"kernels": "magic"}, "kernels: there is no backend 'magic'"),
     ],
 )
@@ -330,7 +330,7 @@ def test_the_cache_leaves_room_for_the_weights(tiny_model: Path, monkeypatch: py
 def test_memory_without_room_for_a_cache_is_too_little(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("writehead.api.free_memory", lambda: 0)
     monkeypatch.setattr("writehead.build.free_memory", lambda: 2 << 20)  # the huge page of the weights
-    sizes = r"the weights need 0\.0 GB of memory in float32 and the cache of one sequence 0\.0 GB, but 0\.0 GB are free"
+    sizes = r"the weights need 0\.0 GB of memory in fp32 and the cache of one sequence 0\.0 GB, but 0\.0 GB are free"
     with pytest.raises(UsageError, match=sizes + "; choose weights bf16, or free memory$"):
         LLM(tiny_model)
     assert load(tiny_model).config.num_layers == 2

@@ -97,9 +97,9 @@ def test_weights_that_do_not_fit_into_the_memory_are_refused_with_numbers(
     monkeypatch.setattr(mmap, "mmap", lambda *_, **__: pytest.fail("the memory was taken"))
     for free, advice in ((1_200_000, "choose weights bf16, or"), (0, "choose a smaller model, or")):
         monkeypatch.setattr(build, "free_memory", lambda free=free: free)
-        expected = rf"need 0.0 GB of memory in float32, but 0.0 GB are free; {advice} free memory"
+        expected = rf"need 0.0 GB of memory in fp32, but 0.0 GB are free; {advice} free memory"
         with pytest.raises(UsageError, match=expected):
-            build.build(source, dtype=torch.float32, kernels=kernels)
+            build.build(source, weights="fp32", kernels=kernels)
 
 
 def test_loading_ends_with_what_proceed_raises(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -117,7 +117,7 @@ def test_loading_ends_with_what_proceed_raises(tmp_path: Path, monkeypatch: pyte
 
     monkeypatch.setattr(OpenCheckpoint, "read", counted)
     with pytest.raises(TokenizerError, match="bad"):
-        build.build(source, dtype=torch.float32, kernels=kernel_backends.load("reference"), proceed=proceed)
+        build.build(source, weights="fp32", kernels=kernel_backends.load("reference"), proceed=proceed)
     assert 3 <= len(loaded) < 3 + build.NUM_LOADERS < len(source.checkpoint.tensors)
 
 

@@ -14,11 +14,13 @@ import torch
 from writehead import kernels as kernel_backends
 from writehead.api import LLM
 from writehead.bench import shapes
-from writehead.build import build, choose_dtype
+from writehead.bench.cost import num_bytes
+from writehead.build import build
 from writehead.cache import KVCache
 from writehead.engine.engine import Engine
 from writehead.engine.request import Request, SamplingParams
 from writehead.errors import UsageError
+from writehead.kernels import Kernels, parse_format
 from writehead.models.config import ModelConfig
 from writehead.text import Tokenizer
 
@@ -40,9 +42,10 @@ class Subject:
 
     @property
     def weight_bytes(self) -> int:
-        """Bytes of all weights as they are held."""
-        decoder = self.engine.decoder
-        return sum(tensor.nbytes for tensor in (*decoder.parameters(), *decoder.buffers()))
+        """Bytes of all weights as they are held, tied ones once."""
+        modules = self.engine.decoder.modules()
+        held = {id(v): v for m in modules for v in (*m.parameters(recurse=False), *vars(m).values())}
+        return sum(num_bytes(value) for value in held.values() if not isinstance(value, dict))
 
     def resized(self, num_seqs: int, length: int) -> Subject:
         """The same model with another cache. The old one lives until the old subject goes."""
@@ -66,8 +69,8 @@ def open_subject(
     start = time.perf_counter()
     if model is not None and model.startswith(shapes.PREFIX):
         config = shapes.structure(model)
-        engine = random_engine(config, weights=weights, kernels=kernels, num_seqs=num_seqs, length=length,
-                               max_step_tokens=max_step_tokens)  # fmt: skip
+        engine = random_engine(config, weights=weights, kernels=kernel_backends.load(kernels), num_seqs=num_seqs,
+                               length=length, max_step_tokens=max_step_tokens)  # fmt: skip
     else:
         engine = LLM(
             model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs,
@@ -82,14 +85,14 @@ def open_subject(
 
 
 def random_engine(
-    config: ModelConfig, *, weights: str, kernels: str, num_seqs: int, length: int, max_step_tokens: int = 2048
+    config: ModelConfig, *, weights: str, kernels: Kernels, num_seqs: int, length: int, max_step_tokens: int = 2048
 ) -> Engine:
     """An engine around weights that are noise. Raises UsageError if weights or cache find no memory."""
     if length > config.max_positions:
         raise UsageError(f"{length} tokens are more than the {config.max_positions} positions of the model; use fewer")
-    dtype = choose_dtype(weights)
-    decoder = build(shapes.noise_source(config), dtype=dtype, kernels=kernel_backends.load(kernels))
-    cache = make_cache(config, num_seqs, length, dtype)
+    format = parse_format(weights, packs_floats=kernels.packs_floats)
+    decoder = build(shapes.noise_source(config), weights=weights, kernels=kernels)
+    cache = make_cache(config, num_seqs, length, format.cache_dtype)
     tokenizer = Tokenizer.stand_in(config.vocab_size)
     return Engine(decoder, tokenizer, cache, max_step_tokens=max(num_seqs, max_step_tokens))
 

@@ -11,6 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Protocol
 
+import torch
 from torch import Tensor
 
 from writehead.errors import CheckpointError
@@ -136,6 +137,14 @@ class Rule:
             part.copy_(source)
         if self.shift:
             target.add_(self.shift)
+
+    def whole(self, sources: Sequence[Tensor], shape: Shape) -> Tensor:
+        """The target in fp32: the source itself where that is all of it, else new memory."""
+        if self.layout == Same() and not self.shift and sources[0].dtype is torch.float32:
+            return sources[0]
+        target = torch.empty(shape)
+        self.load(sources, target)
+        return target
 
     def export(self, target: Tensor) -> dict[str, Tensor]:
         """The source tensors that load back to `target`, in its dtype."""

@@ -21,7 +21,7 @@ Model = Annotated[
 ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="A checkpoint's directory or file, or a Hub id; default: the box.")
 ]
-Weights = Annotated[str, typer.Option(help="Dtype of the weights and the arithmetic: auto, fp32, bf16 or fp16.")]
+Weights = Annotated[str, typer.Option(help="How weights are held: auto (fp32), fp32, bf16, fp16, int8 or int4.")]
 Kernels = Annotated[str, typer.Option(help="Kernel backend; `writehead env` lists them.")]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Tokens of prompt and completion together; default: the model's positions.")

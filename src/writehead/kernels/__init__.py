@@ -7,27 +7,37 @@ import logging
 from writehead.errors import UsageError
 from writehead.kernels import onednn
 from writehead.kernels.contract import AttentionSpec, CacheView, Group, Kernels
+from writehead.kernels.cpu import kernels as cpu
+from writehead.kernels.packed import Format, PackedWeight, parse_format
 from writehead.kernels.reference import ReferenceKernels
 
-__all__ = ["AttentionSpec", "CacheView", "Group", "Kernels", "load"]
+__all__ = ["AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "load", "parse_format"]
 
-BACKENDS = ("auto", "onednn", "reference", "reference-broadcast")
+BACKENDS = ("auto", "cpu", "onednn", "reference", "reference-broadcast")
 
 
-def load(name: str = "auto") -> Kernels:
+def load(name: str = "auto", *, weights: str = "auto") -> Kernels:
     """Choose a backend by name. `auto` takes the fastest that runs here; an explicit choice never falls back.
 
-    `reference-broadcast` is the reference with the other published MQA computation, for comparisons.
+    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it for
+    integer `weights` and oneDNN for others. `reference-broadcast` is the reference with the other published MQA
+    computation, for comparisons.
     """
+    if name == "auto":
+        integers = weights.startswith("int")
+        reason = cpu.unavailable() if integers else onednn.unavailable()
+        if reason is None:
+            return cpu.CPUKernels() if integers else onednn.OneDNNKernels()
+        logging.getLogger(__name__).warning("kernels: %s; using the reference, which is slower", reason)
+        return ReferenceKernels("queries")
+    if name == "cpu" or name.startswith("cpu-"):
+        return cpu.CPUKernels(name.partition("-")[2] or None)
     match name:
-        case "auto" | "onednn":
+        case "onednn":
             reason = onednn.unavailable()
-            if reason is None:
-                return onednn.OneDNNKernels()
-            if name == "onednn":
+            if reason is not None:
                 raise UsageError(f"kernels: 'onednn' cannot be used, {reason}; choose auto or reference")
-            logging.getLogger(__name__).warning("kernels: %s; using the reference, which is slower", reason)
-            return ReferenceKernels("queries")
+            return onednn.OneDNNKernels()
         case "reference":
             return ReferenceKernels("queries")
         case "reference-broadcast":

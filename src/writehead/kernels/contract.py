@@ -12,6 +12,8 @@ from typing import Protocol
 
 from torch import Tensor
 
+from writehead.kernels.packed import PackedWeight
+
 
 @dataclass(frozen=True, kw_only=True, slots=True)
 class AttentionSpec:
@@ -63,8 +65,24 @@ class Kernels(Protocol):
 
     name: str
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
-        """[..., in] x [out, in] -> [..., out]."""
+    packs_floats: bool
+    """Whether floating-point weights are packed too, not only integers."""
+
+    def pack(self, weight: Tensor, into: PackedWeight) -> None:
+        """Writes [out, in], rounded, into `into`."""
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        bias: Tensor | None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        """[..., in] x [out, in] -> activation([..., out] + bias) + residual. Integer weights round x (packed.py)."""
+
+    def embed(self, ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+        """int64 [...] and [rows, M] -> [..., M]."""
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         """[..., M] -> [..., M] (arXiv 1607.06450)."""

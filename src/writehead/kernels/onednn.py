@@ -12,6 +12,7 @@ from typing import cast
 import torch
 from torch import Tensor
 
+from writehead.kernels.packed import PackedWeight
 from writehead.kernels.reference import ReferenceKernels
 
 
@@ -31,10 +32,12 @@ class OneDNNKernels(ReferenceKernels):
 
     def __init__(self) -> None:
         super().__init__("queries")
-        self._product = cast(Callable[..., Tensor], torch.ops.mkldnn._linear_pointwise)
+        self._pointwise = cast(Callable[..., Tensor], torch.ops.mkldnn._linear_pointwise)
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def _product(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, PackedWeight):
+            return super()._product(x, weight, bias)
         trains = torch.is_grad_enabled() and (x.requires_grad or weight.requires_grad)
         if trains or x.dtype != torch.float32 or weight.dtype != torch.float32 or x.device.type != "cpu":
-            return super().linear(x, weight, bias)
-        return self._product(x, weight, bias, "none", [], "")
+            return super()._product(x, weight, bias)
+        return self._pointwise(x, weight, bias, "none", [], "")

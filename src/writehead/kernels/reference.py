@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from writehead.kernels.contract import AttentionSpec, CacheView, Group
+from writehead.kernels.packed import FLOATS, PackedWeight, round_rows
 
 MAX_SCORES = 1 << 24
 """Scores that attention materializes at once (64 MB in fp32); a longer chunk of queries is cut: memory stays flat."""
@@ -27,12 +28,35 @@ class ReferenceKernels:
     """Pure torch."""
 
     name = "reference"
+    packs_floats = False
 
     def __init__(self, mqa: Literal["queries", "broadcast"] = "queries") -> None:
         self.mqa = mqa
 
-    def linear(self, x: Tensor, weight: Tensor, bias: Tensor | None) -> Tensor:
+    def pack(self, weight: Tensor, into: PackedWeight) -> None:
+        into.write(weight)
+
+    def linear(
+        self,
+        x: Tensor,
+        weight: Tensor | PackedWeight,
+        bias: Tensor | None,
+        activation: str | None = None,
+        residual: Tensor | None = None,
+    ) -> Tensor:
+        y = self._product(x, weight, bias)
+        if activation is not None:
+            y = _activation(y, activation)
+        return y if residual is None else residual + y
+
+    def _product(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
+        if isinstance(weight, PackedWeight):
+            x = x if weight.format.kind in FLOATS else round_rows(x)
+            weight = weight.unpack()
         return F.linear(x, weight, bias)
+
+    def embed(self, ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
+        return F.embedding(ids, weight.unpack() if isinstance(weight, PackedWeight) else weight)
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
         return F.layer_norm(x, weight.shape, weight, bias, eps)
@@ -63,7 +87,7 @@ class ReferenceKernels:
             visible = _visible(positions, length, spec.window)
             bias = torch.zeros(visible.shape, dtype=q.dtype, device=q.device).masked_fill(~visible, -torch.inf)
             if spec.alibi is not None:
-                bias = bias + _alibi(spec, length, q.device).unsqueeze(1).to(q.dtype)
+                bias = bias + position_bias(spec, length, q.device).unsqueeze(1).to(q.dtype)
         out = F.scaled_dot_product_attention(
             q.transpose(1, 2), k.transpose(1, 2), v.transpose(1, 2),
             attn_mask=bias, is_causal=bias is None, scale=spec.scale, enable_gqa=k.shape[2] != q.shape[2],
@@ -113,7 +137,7 @@ def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, sp
     scores = torch.bmm(rows, k.flatten(0, 1).to(q.dtype).transpose(1, 2))
     scores = scores.view(num_seqs, shared, num_new, share, length)
     if spec.alibi is not None:
-        scores = scores * spec.scale + _alibi(spec, length, q.device).view(shared, 1, share, length)
+        scores = scores * spec.scale + position_bias(spec, length, q.device).view(shared, 1, share, length)
     mask = None if visible is None else visible[:, None, :, None]
     weights = _softmax(scores, 1.0 if spec.alibi is not None else spec.scale, mask).to(q.dtype)
     mixed = torch.bmm(weights.view(num_seqs * shared, num_new * share, length), v.flatten(0, 1).to(q.dtype))
@@ -129,7 +153,7 @@ def broadcast_heads(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spe
     v = v.to(q.dtype).unsqueeze(2).expand(expanded).reshape(num_seqs, num_heads, length, dim)
     scores = torch.matmul(q.transpose(1, 2), k.transpose(2, 3))
     if spec.alibi is not None:
-        scores = scores * spec.scale + _alibi(spec, length, q.device).unsqueeze(1)
+        scores = scores * spec.scale + position_bias(spec, length, q.device).unsqueeze(1)
     mask = None if visible is None else visible[:, None]
     weights = _softmax(scores, 1.0 if spec.alibi is not None else spec.scale, mask).to(q.dtype)
     return torch.matmul(weights, v).transpose(1, 2)
@@ -153,8 +177,8 @@ def _visible(positions: Tensor, length: int, window: int | None) -> Tensor:
     return visible
 
 
-def _alibi(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
-    """[H, length] in fp32. The product is rounded to bf16 like the models were trained (transformers' Falcon)."""
+def position_bias(spec: AttentionSpec, length: int, device: torch.device) -> Tensor:
+    """ALiBi [H, length] in fp32. The product is rounded to bf16 like the models were trained (transformers' Falcon)."""
     assert spec.alibi is not None
     slopes, keys = spec.alibi.to(device, torch.bfloat16), torch.arange(length, device=device).bfloat16()
     return (slopes[:, None] * keys).float() * spec.alibi_scale

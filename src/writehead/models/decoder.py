@@ -10,6 +10,7 @@ Names of the parameters (the `target` side of every weight rule):
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor, nn
@@ -57,7 +58,7 @@ class Attention(nn.Module):
             alibi_scale=config.alibi_scale,
         )
 
-    def forward(self, x: Tensor, rotation: Rotation | None, cache: CacheView | None) -> Tensor:
+    def forward(self, x: Tensor, rotation: Rotation | None, cache: CacheView | None, residual: Tensor | None) -> Tensor:
         heads = self.qkv(x).unflatten(-1, (-1, self.head_dim))  # [..., H + 2K, D]
         shared = heads.shape[-2] // (self.share + 2)
         q, k, v = heads.split((shared * self.share, shared, shared), dim=-2)
@@ -70,7 +71,7 @@ class Attention(nn.Module):
         else:
             self.kernels.store(cache, self.layer, k, v)
             mixed = self.kernels.cached_attention(q, cache, self.layer, self.spec)
-        return self.out(mixed.flatten(-2))  # type: ignore[no-any-return]
+        return self.out(mixed.flatten(-2), residual=residual)  # type: ignore[no-any-return]
 
 
 class MLP(nn.Module):
@@ -83,8 +84,12 @@ class MLP(nn.Module):
         self.up = Linear(config.hidden_size, rows, bias=config.mlp_bias, kernels=kernels)
         self.down = Linear(config.intermediate_size, config.hidden_size, bias=config.mlp_bias, kernels=kernels)
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.down(self.kernels.activate(self.up(x), self.activation, gated=self.gated))  # type: ignore[no-any-return]
+    def forward(self, x: Tensor, residual: Tensor | None) -> Tensor:
+        if self.gated:
+            middle = self.kernels.activate(self.up(x), self.activation, gated=True)
+        else:
+            middle = self.up(x, activation=self.activation)
+        return self.down(middle, residual=residual)  # type: ignore[no-any-return]
 
 
 class Layer(nn.Module):
@@ -103,16 +108,18 @@ class Layer(nn.Module):
 
     def forward(self, x: Tensor, rotation: Rotation | None, cache: CacheView | None) -> Tensor:
         normed = self.attn_norm(x)
-        attended = self.attn(normed, rotation, cache)
         if self.parallel:
-            mixed = self.mlp(normed if self.mlp_norm is None else self.mlp_norm(x))
-            return self._add(x, attended + mixed)
+            attended = self._add(x, lambda residual: self.attn(normed, rotation, cache, residual))
+            second = normed if self.mlp_norm is None else self.mlp_norm(x)
+            return self._add(attended, lambda residual: self.mlp(second, residual))
         assert self.mlp_norm is not None
-        x = self._add(x, attended)
-        return self._add(x, self.mlp(self.mlp_norm(x)))
+        x = self._add(x, lambda residual: self.attn(normed, rotation, cache, residual))
+        second = self.mlp_norm(x)
+        return self._add(x, lambda residual: self.mlp(second, residual))
 
-    def _add(self, x: Tensor, branch: Tensor) -> Tensor:
-        return x + branch if self.multiplier == 1.0 else x + branch * self.multiplier
+    def _add(self, x: Tensor, branch: Callable[[Tensor | None], Tensor]) -> Tensor:
+        """x + branch; the branch's last product adds it on the way unless there is a multiplier between."""
+        return branch(x) if self.multiplier == 1.0 else x + branch(None) * self.multiplier
 
 
 class Decoder(nn.Module):
@@ -121,8 +128,10 @@ class Decoder(nn.Module):
     def __init__(self, config: ModelConfig, kernels: Kernels) -> None:
         super().__init__()
         self.config, self.kernels = config, kernels
-        self.embed = Embedding(config.vocab_size, config.hidden_size)
-        self.positions = Embedding(config.max_positions, config.hidden_size) if config.positions == "learned" else None
+        self.embed = Embedding(config.vocab_size, config.hidden_size, kernels=kernels)
+        self.positions = None
+        if config.positions == "learned":
+            self.positions = Embedding(config.max_positions, config.hidden_size, kernels=kernels)
         self.layers = nn.ModuleList(Layer(config, i, kernels) for i in range(config.num_layers))
         self.norm = make_norm(config, config.hidden_size, kernels)
         self.lm_head = None

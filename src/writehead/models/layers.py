@@ -5,12 +5,13 @@ from __future__ import annotations
 import torch
 from torch import Tensor, nn
 
-from writehead.kernels import Kernels
+from writehead.kernels import Kernels, PackedWeight
 
 
 class Linear(nn.Module):
-    """[..., in] -> [..., out]; weight [out, in]."""
+    """[..., in] -> [..., out]; weight [out, in], a parameter or packed."""
 
+    weight: Tensor | PackedWeight
     bias: Tensor | None
 
     def __init__(self, in_size: int, out_size: int, *, bias: bool, kernels: Kernels) -> None:
@@ -19,8 +20,8 @@ class Linear(nn.Module):
         self.weight = nn.Parameter(torch.empty(out_size, in_size))
         self.bias = nn.Parameter(torch.empty(out_size)) if bias else None
 
-    def forward(self, x: Tensor) -> Tensor:
-        return self.kernels.linear(x, self.weight, self.bias)
+    def forward(self, x: Tensor, *, activation: str | None = None, residual: Tensor | None = None) -> Tensor:
+        return self.kernels.linear(x, self.weight, self.bias, activation, residual)
 
 
 class LayerNorm(nn.Module):
@@ -53,9 +54,12 @@ class RMSNorm(nn.Module):
 class Embedding(nn.Module):
     """int64 [...] -> [..., size]."""
 
-    def __init__(self, num_rows: int, size: int) -> None:
+    weight: Tensor | PackedWeight
+
+    def __init__(self, num_rows: int, size: int, *, kernels: Kernels) -> None:
         super().__init__()
+        self.kernels = kernels
         self.weight = nn.Parameter(torch.empty(num_rows, size))
 
     def forward(self, ids: Tensor) -> Tensor:
-        return nn.functional.embedding(ids, self.weight)
+        return self.kernels.embed(ids, self.weight)

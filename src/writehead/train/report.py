@@ -11,8 +11,6 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from writehead import kernels
 from writehead.build import build, open_source
 from writehead.errors import UsageError
@@ -61,7 +59,7 @@ NUM_BODIES = 100
 
 def evaluate(checkpoint: Path, files: tuple[SourceFile, ...], complete: Complete) -> Report:
     """Measure a checkpoint, as stored, on files."""
-    model = build(open_source(checkpoint), dtype=torch.float32, kernels=kernels.load("reference"))
+    model = build(open_source(checkpoint), weights="fp32", kernels=kernels.load("reference"))
     tokenizer = folder.read_tokenizer(checkpoint)
     texts = [file.text for file in files]
     context = model.config.max_positions

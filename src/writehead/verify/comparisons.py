@@ -11,8 +11,10 @@ import torch
 from torch import Tensor
 
 from writehead import kernels as kernel_backends
-from writehead.build import ModelSource, build, choose_dtype, load_tokenizer, open_source
+from writehead.build import ModelSource, build, load_tokenizer, open_source
 from writehead.errors import PromptError, UsageError
+from writehead.kernels import parse_format
+from writehead.kernels.packed import FLOATS
 from writehead.models.decoder import Decoder
 from writehead.text import Tokenizer
 from writehead.verify.oracle import Oracle, load_oracle, require_transformers
@@ -48,7 +50,10 @@ def verify(
     logits' range (None: by dtype, 2e-5 in fp32). Raises MissingDependencyError without transformers.
     """
     require_transformers()
-    dtype = choose_dtype(weights)
+    format = parse_format(weights, packs_floats=False)
+    if format.packed:
+        raise UsageError(f"weights: {format} is rounded, and verify compares exact numbers; choose {', '.join(FLOATS)}")
+    dtype = format.dtype
     allowed = TOLERANCES[dtype] if tolerance is None else tolerance
     if not 0 <= allowed < 1 or max_new_tokens < 1:
         raise UsageError(
@@ -57,7 +62,8 @@ def verify(
     source = open_source(model, accept_config_keys=accept_config_keys)
     tokenizer = load_tokenizer(source) if prompts is not None or has_tokenizer(source) else None
     ids = _prompt_ids(source, tokenizer, prompts, max_new_tokens)
-    decoder = build(source, dtype=dtype, kernels=kernel_backends.load(kernels))
+    backend = kernel_backends.load(kernels)
+    decoder = build(source, weights=weights, kernels=backend)
     subject = Subject(decoder, tokenizer or Tokenizer.stand_in(source.config.vocab_size))
     texts = [p + new for p, new in zip(ids, subject.greedy(ids, max_new_tokens), strict=True)]
     ours = _run(subject, texts, [len(p) for p in ids])
@@ -65,7 +71,9 @@ def verify(
     rows = _against_transformers(ours, oracle, subject.num_sampleable, max_new_tokens, allowed)
     origin = oracle.origin
     del oracle  # its weights make room for the tiled model
-    rows += _against_each_other(ours, subject, allowed)
+    if backend.packs_floats:  # what follows shares and tiles plain weights
+        decoder = build(source, weights=weights, kernels=kernel_backends.load("reference"))
+    rows += _against_each_other(ours, Subject(decoder, subject.tokenizer), allowed)
     if tokenizer is not None:
         rows.append(tokenizer_row(source, tokenizer))
     return Report(model=str(source.path), oracle=origin, rows=tuple(rows))

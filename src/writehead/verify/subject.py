@@ -83,7 +83,7 @@ class Subject:
             head_dim=config.head_dim,
             num_rows=num_rows,
             capacity=capacity,
-            dtype=self.decoder.embed.weight.dtype,
+            dtype=next(self.decoder.norm.parameters()).dtype,
         )
 
     def _sequence(self, row: int, text: Ids) -> Sequence:

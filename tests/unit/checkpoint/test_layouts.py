@@ -23,7 +23,7 @@ def model(tmp_path: Path) -> Path:
 
 
 def embedding(model: Path) -> torch.Tensor:
-    return build(open_source(model), dtype=torch.float32, kernels=load("reference")).embed.weight
+    return build(open_source(model), weights="fp32", kernels=load("reference")).get_parameter("embed.weight")
 
 
 def test_the_weights_are_those_of_the_hub_form(model: Path) -> None:

@@ -42,7 +42,7 @@ def decoder() -> Decoder:
     generator = torch.Generator().manual_seed(0)
     for parameter in made.parameters():
         parameter.data.normal_(0.0, 0.5, generator=generator)
-    made.embed.weight.data[POISON] = torch.nan
+    made.get_parameter("embed.weight").data[POISON] = torch.nan
     return made.eval().requires_grad_(False)
 
 

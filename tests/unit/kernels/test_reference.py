@@ -226,12 +226,12 @@ def test_store_writes_the_tokens_slots_and_nothing_else() -> None:
 def test_alibi_is_rounded_as_the_checkpoints_were_trained() -> None:
     """Positions beyond 256 are not exact in bf16, so the order of the roundings shows."""
     slopes = torch.tensor([0.5, 0.2973, 0.0625])
-    ours = reference._alibi(AttentionSpec(scale=1.0, alibi=slopes), 3000, torch.device("cpu"))
+    ours = reference.position_bias(AttentionSpec(scale=1.0, alibi=slopes), 3000, torch.device("cpu"))
     exact = slopes.bfloat16()[:, None] * torch.arange(3000)
     assert torch.equal(ours, exact.float())
     whole = build_alibi_tensor(torch.ones(1, 3000, dtype=torch.int64), 4, torch.float32)[:, 0]
     powers = AttentionSpec(scale=1.0, alibi=torch.tensor([2.0**-2, 2.0**-4, 2.0**-6, 2.0**-8]))
-    assert torch.equal(reference._alibi(powers, 3000, torch.device("cpu")), whole)
+    assert torch.equal(reference.position_bias(powers, 3000, torch.device("cpu")), whole)
 
 
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])

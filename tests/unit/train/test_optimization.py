@@ -74,7 +74,7 @@ def test_loss_and_gradients_equal_plain_cross_entropy(rows: int) -> None:
 def test_repetition_adds_the_unlikelihood_of_recent_wrong_tokens() -> None:
     model, batch = make_model(), make_batch(2, 20)
     with torch.no_grad():
-        model.embed.weight.mul_(2)  # so that probabilities are not all alike
+        model.get_parameter("embed.weight").mul_(2)  # so that probabilities are not all alike
     loss = loss_sum(model, batch, dtype=torch.float32, repetition=0.5)
     loss.backward()
     ours = {n: p.grad.clone() for n, p in model.named_parameters() if p.grad is not None}

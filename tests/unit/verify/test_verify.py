@@ -405,7 +405,7 @@ class TestRefuses:
             ({"tolerance": math.nan}, "tolerance is nan"),
             ({"max_new_tokens": 0}, "max_new_tokens 0"),
             ({"max_new_tokens": 96}, "max_new_tokens is 96; the model has 96 positions"),
-            ({"weights": "int3"}, "'int3' is not a dtype"),
+            ({"weights": "int3"}, "'int3' is not a format"),
         ],
     )
     def test_settings_that_cannot_work(self, llama: Path, options: dict[str, Any], message: str) -> None:

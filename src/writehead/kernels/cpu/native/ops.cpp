@@ -1,0 +1,217 @@
+// Everything of a decoder that is neither a product nor attention.
+
+#include "ops.h"
+#include "pool.h"
+#include "simd.h"
+
+namespace ISA {
+
+int64_t packed_bytes(const Weight* w);
+void linear(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation, const float* residual, float* y);
+void attention(const Attention* a);
+
+namespace {
+
+int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
+
+// Where the parts of a packed weight are (ops.h).
+struct Layout {
+  uint8_t* data;
+  float* channel_scales;
+  uint16_t* group_scales;
+  int64_t tiles, columns, groups;
+
+  explicit Layout(const Weight& w) {
+    Weight whole = w;
+    tiles = round_up(w.rows, TILE) / TILE;
+    columns = w.kind >= INT8 ? round_up(w.columns, most<int64_t>(64, w.group)) : w.columns;
+    groups = w.kind == INT4 ? columns / w.group : 0;
+    int64_t scales = w.kind == INT8 ? 4 * tiles * TILE : 2 * tiles * TILE * groups;
+    data = (uint8_t*)w.data;
+    channel_scales = (float*)(data + packed_bytes(&whole) - scales);
+    group_scales = (uint16_t*)channel_scales;
+  }
+};
+
+// Work is worth a second thread from so many elements on.
+int parts_of(int64_t elements) { return (int)least<int64_t>(pool::size(), 1 + elements / 16384); }
+
+// ---- packing ----------------------------------------------------------------------------------------------------------
+
+void pack_float(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
+  for (int64_t k = 0; k < w.columns; k++) {
+    int64_t at = (tile * w.columns + k) * TILE + i;
+    float x = row ? row[k] : 0.0f;
+    if (w.kind == FP32) ((float*)l.data)[at] = x;
+    else ((uint16_t*)l.data)[at] = w.kind == BF16 ? float_to_bf16(x) : float_to_half(x);
+  }
+}
+
+int rounded(float x, float low, float high) { return (int)least(most(nearbyintf(x), low), high); }
+
+void pack_int8(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
+  float top = 0;
+  if (row)
+    for (int64_t k = 0; k < w.columns; k++) top = most(top, fabsf(row[k]));
+  float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
+  l.channel_scales[tile * TILE + i] = scale;
+  int8_t* to = (int8_t*)l.data + tile * l.columns * TILE;
+  for (int64_t k = 0; k < l.columns; k++)
+    to[k / 4 * 64 + i * 4 + k % 4] = row && k < w.columns ? (int8_t)rounded(row[k] * inverse, -127, 127) : 0;
+}
+
+// The largest value of a group becomes -8, the end of the range that has one step more.
+void pack_int4(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
+  uint8_t* to = l.data + tile * l.columns * TILE / 2;
+  for (int64_t g = 0; g < l.groups; g++) {
+    int64_t first = g * w.group, last = row ? least(w.columns, first + w.group) : first;
+    float top = 0;
+    for (int64_t k = first; k < last; k++)
+      if (fabsf(row[k]) > fabsf(top)) top = row[k];
+    uint16_t half = float_to_half(top / -8);
+    float scale = half_to_float(half), inverse = scale != 0 ? 1 / scale : 0;
+    l.group_scales[(tile * l.groups + g) * TILE + i] = half;
+    for (int64_t k = first; k < first + w.group; k++) {
+      int q = 8 + (k < last ? rounded(row[k] * inverse, -8, 7) : 0);
+      uint8_t* byte = to + k / 8 * 64 + i * 4 + k % 4;
+      *byte = k / 4 % 2 ? (uint8_t)(*byte | q << 4) : (uint8_t)q;
+    }
+  }
+}
+
+void pack(const Weight* w, const float* source, int64_t stride) {
+  Layout l(*w);
+  pool::parallel(parts_of(w->rows * w->columns), [&](int part, int parts) {
+    for (int64_t tile = l.tiles * part / parts; tile < l.tiles * (part + 1) / parts; tile++)
+      for (int i = 0; i < TILE; i++) {
+        int64_t row = tile * TILE + i;
+        const float* from = row < w->rows ? source + row * stride : nullptr;
+        if (w->kind == INT4) pack_int4(*w, l, from, tile, i);
+        else if (w->kind == INT8) pack_int8(*w, l, from, tile, i);
+        else pack_float(*w, l, from, tile, i);
+      }
+  });
+}
+
+float unpacked(const Weight& w, const Layout& l, int64_t row, int64_t k) {
+  int64_t tile = row / TILE, i = row % TILE, at = (tile * w.columns + k) * TILE + i;
+  switch (w.kind) {
+    case FP32: return ((const float*)l.data)[at];
+    case BF16: {
+      uint32_t bits = (uint32_t)((const uint16_t*)l.data)[at] << 16;
+      float x;
+      std::memcpy(&x, &bits, 4);
+      return x;
+    }
+    case FP16: return half_to_float(((const uint16_t*)l.data)[at]);
+    case INT8: return ((const int8_t*)l.data)[tile * l.columns * TILE + k / 4 * 64 + i * 4 + k % 4] * l.channel_scales[row];
+  }
+  uint8_t byte = l.data[tile * l.columns * TILE / 2 + k / 8 * 64 + i * 4 + k % 4];
+  int q = (k / 4 % 2 ? byte >> 4 : byte & 15) - 8;
+  return q * half_to_float(l.group_scales[(tile * l.groups + k / w.group) * TILE + i]);
+}
+
+void embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
+  Layout l(*w);
+  pool::parallel(parts_of(count * w->columns / 8), [&](int part, int parts) {
+    for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++)
+      for (int64_t k = 0; k < w->columns; k++) y[i * w->columns + k] = unpacked(*w, l, ids[i], k);
+  });
+}
+
+// ---- norms, activations, rotary embedding -----------------------------------------------------------------------------
+
+// The sum of f over [0, n), by lanes, then the rest: one order for one size.
+template <class F> float sum_of(const float* x, int64_t n, F f) {
+  vf s[4] = {};
+  int64_t i = 0;
+  for (; i + 4 * VL <= n; i += 4 * VL)
+    for (int j = 0; j < 4; j++) s[j] += f(loadu<vf>(x + i + j * VL));
+  float total = sum_lanes((s[0] + s[1]) + (s[2] + s[3]));
+  for (; i < n; i++) total += f(splat(x[i]))[0];
+  return total;
+}
+
+void norm_row(int rms, int64_t n, const float* x, const float* weight, const float* bias, float eps, float offset, float* y) {
+  float mean = rms ? 0.0f : sum_of(x, n, [](vf v) { return v; }) / n;
+  float square = sum_of(x, n, [=](vf v) { return (v - mean) * (v - mean); }) / n;
+  float inverse = 1.0f / sqrtf(square + eps);
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) {
+    vf v = (loadu<vf>(x + i) - mean) * inverse * (loadu<vf>(weight + i) + offset);
+    storeu(y + i, bias ? v + loadu<vf>(bias + i) : v);
+  }
+  for (; i < n; i++) y[i] = (x[i] - mean) * inverse * (weight[i] + offset) + (bias ? bias[i] : 0.0f);
+}
+
+void norm(int32_t rms, int64_t m, int64_t size, const float* x, const float* weight, const float* bias, float eps, float offset, float* y) {
+  pool::parallel(parts_of(m * size / 4), [&](int part, int parts) {
+    for (int64_t i = m * part / parts; i < m * (part + 1) / parts; i++)
+      norm_row(rms, size, x + i * size, weight, bias, eps, offset, y + i * size);
+  });
+}
+
+void activate(int32_t kind, int32_t gated, int64_t m, int64_t size, const float* x, float* y) {
+  pool::parallel(parts_of(m * size), [&](int part, int parts) {
+    // Parts are whole vectors of the [M, size] outputs taken row by row, so that one row may be shared.
+    for (int64_t row = 0; row < m; row++) {
+      const float *gate = x + row * size * (gated ? 2 : 1), *up = gate + size;
+      float* to = y + row * size;
+      int64_t vectors = (size + VL - 1) / VL;
+      if (m > 1 && row % parts != part) continue;
+      int64_t first = m > 1 ? 0 : vectors * part / parts * VL, last = m > 1 ? size : least(size, vectors * (part + 1) / parts * VL);
+      int64_t i = first;
+      for (; i + VL <= last; i += VL) {
+        vf v = activation(loadu<vf>(gate + i), kind);
+        storeu(to + i, gated ? v * loadu<vf>(up + i) : v);
+      }
+      for (; i < last; i++) to[i] = activation(splat(gate[i]), kind)[0] * (gated ? up[i] : 1.0f);
+    }
+  });
+}
+
+void rotate(int64_t tokens, int64_t heads, int64_t dim, int64_t stride, int64_t half, const float* x, const float* cos, const float* sin, float* y) {
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t h = 0; h < heads; h++) {
+      const float *from = x + t * stride + h * dim, *c = cos + t * half, *s = sin + t * half;
+      float* to = y + (t * heads + h) * dim;
+      int64_t i = 0;
+      for (; i + VL <= half; i += VL) {
+        vf a = loadu<vf>(from + i), b = loadu<vf>(from + half + i), cv = loadu<vf>(c + i), sv = loadu<vf>(s + i);
+        storeu(to + i, a * cv - b * sv);
+        storeu(to + half + i, b * cv + a * sv);
+      }
+      for (; i < half; i++) {
+        float a = from[i], b = from[half + i];
+        to[i] = a * c[i] - b * s[i];
+        to[half + i] = b * c[i] + a * s[i];
+      }
+      std::memcpy(to + 2 * half, from + 2 * half, 4 * (dim - 2 * half));
+    }
+}
+
+void store_head(const float* from, int64_t dim, int32_t kind, void* cache, int64_t at) {
+  if (kind == FP32) {
+    std::memcpy((float*)cache + at, from, 4 * dim);
+    return;
+  }
+  uint16_t* to = (uint16_t*)cache + at;
+  for (int64_t d = 0; d < dim; d++) to[d] = kind == BF16 ? float_to_bf16(from[d]) : float_to_half(from[d]);
+}
+
+void store(int64_t tokens, int64_t kv_heads, int64_t dim, int64_t stride, const float* k, const float* v, const int64_t* rows, const int64_t* slots,
+           int64_t capacity, int32_t kind, void* keys, void* values) {
+  for (int64_t t = 0; t < tokens; t++)
+    for (int64_t h = 0; h < kv_heads; h++) {
+      int64_t at = ((rows[t] * kv_heads + h) * capacity + slots[t]) * dim, from = t * stride + h * dim;
+      store_head(k + from, dim, kind, keys, at);
+      store_head(v + from, dim, kind, values, at);
+    }
+}
+
+}  // namespace
+
+extern const Ops OPS;
+const Ops OPS = {packed_bytes, pack, linear, embed, norm, activate, rotate, store, attention};
+
+}  // namespace ISA

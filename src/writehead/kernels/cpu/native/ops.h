@@ -1,0 +1,60 @@
+// The operations, as the table that each instruction set fills. All pointers are to dense fp32 unless it says otherwise;
+// sizes are in elements. The C ABI of the library is this table's functions and those of dispatch.cpp.
+#pragma once
+
+#include <cstdint>
+
+enum Kind { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4 };
+
+// A packed weight [rows, columns]: tiles of 16 rows. Columns are padded to whole units of the kind.
+//   FP32, BF16, FP16   [tile][column][16 rows]
+//   INT8               [tile][column / 4][16 rows][4 columns], then a scale a row (fp32)
+//   INT4               [tile][column / 8][16 rows][4 bytes]: low halves columns 0-3, high halves 4-7, each plus 8;
+//                      then [tile][column / group][16 rows] scales (fp16)
+struct Weight {
+  const void* data;
+  int64_t rows, columns;
+  int32_t kind, group;
+};
+
+struct Ops {
+  // Bytes of a packed weight; `data` is not read.
+  int64_t (*packed_bytes)(const Weight* w);
+  // Rounds `source` [rows, columns], whose rows are `stride` apart, into `w->data`.
+  void (*pack)(const Weight* w, const float* source, int64_t stride);
+  // y [M, rows] = activation(x [M, columns] * w^T + bias) + residual; bias and residual may be null, y may be residual.
+  void (*linear)(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation,
+                 const float* residual, float* y);
+  // y [count, columns]: the rows of w that `ids` names.
+  void (*embed)(const Weight* w, int64_t count, const int64_t* ids, float* y);
+  // Layer norm, or with rms nonzero x / rms(x) * (weight + offset); bias may be null.
+  void (*norm)(int32_t rms, int64_t m, int64_t size, const float* x, const float* weight, const float* bias, float eps,
+               float offset, float* y);
+  // y [M, size] = activation(x); gated: x [M, 2 size] = gate | up, y = activation(gate) * up.
+  void (*activate)(int32_t activation, int32_t gated, int64_t m, int64_t size, const float* x, float* y);
+  // x [T, heads, dim], whose tokens are `stride` apart; cos and sin [T, half]; y dense. The first 2 half values turn.
+  void (*rotate)(int64_t tokens, int64_t heads, int64_t dim, int64_t stride, int64_t half, const float* x,
+                 const float* cos, const float* sin, float* y);
+  // k and v [T, K, dim], tokens `stride` apart, to cache [rows, K, capacity, dim] of kind FP32, BF16 or FP16.
+  void (*store)(int64_t tokens, int64_t kv_heads, int64_t dim, int64_t stride, const float* k, const float* v,
+                const int64_t* rows, const int64_t* slots, int64_t capacity, int32_t kind, void* keys, void* values);
+  // See attention.cpp.
+  void (*attention)(const struct Attention* a);
+};
+
+// One call of attention: `groups` runs of sequences, each with `num_new` tokens a sequence. Sequence s has its new tokens at
+// `first_token[s]`, its cache row in `row[s]`, and `length[s]` tokens in the cache.
+struct Attention {
+  const float* q;  // [T, heads, dim], tokens `q_stride` apart
+  float* out;  // [T, heads, dim], dense
+  const void* keys;  // [rows, kv_heads, capacity, dim]
+  const void* values;
+  const int64_t* first_token;
+  const int64_t* num_new;
+  const int64_t* row;
+  const int64_t* length;
+  const float* bias;  // [heads, bias_stride] added to the scores, or null
+  int64_t sequences, heads, kv_heads, dim, q_stride, capacity, window, bias_stride;  // window 0: all keys
+  float scale;
+  int32_t kind;
+};

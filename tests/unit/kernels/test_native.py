@@ -1,0 +1,219 @@
+"""The native kernels against the reference, for each instruction set that this machine runs, and against themselves."""
+
+from __future__ import annotations
+
+import os
+import random
+
+import pytest
+import torch
+from torch import Tensor
+
+from tests.unit.kernels.native import FORMATS, attend, library, packed, sets, threads
+from writehead.errors import UsageError
+from writehead.kernels import AttentionSpec, Format, PackedWeight, load
+from writehead.kernels.cpu import kernels as module
+from writehead.kernels.cpu.kernels import ACTIVATIONS, CPUKernels
+from writehead.kernels.reference import ReferenceKernels
+
+REFERENCE = ReferenceKernels()
+SHAPES = [(1, 1), (5, 7), (16, 64), (33, 100), (100, 320), (257, 1000)]
+ROWS = [1, 2, 3, 5, 8, 12, 13, 16, 17, 33, 70]
+
+
+@pytest.fixture(params=sets())
+def kernels(request: pytest.FixtureRequest) -> CPUKernels:
+    """The kernels of one instruction set."""
+    return CPUKernels(request.param)
+
+
+def close(ours: Tensor, theirs: Tensor, tolerance: float) -> bool:
+    """Whether the largest difference is within a share of the largest number."""
+    return bool((ours.double() - theirs.double()).abs().max() <= tolerance * theirs.double().abs().max())
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_packing_gives_the_references_bytes(kernels: CPUKernels, format: Format) -> None:
+    for shape in SHAPES:
+        weight = torch.randn(shape) * 0.02
+        weight[0, 0] = 1.5
+        weight[-1] = 0
+        theirs = PackedWeight.pack(weight, format)
+        assert torch.equal(packed(kernels, weight, format).memory, theirs.memory), shape
+        strided = torch.randn(shape[0], shape[1] + 3)[:, :-3]
+        assert torch.equal(packed(kernels, strided, format).memory, PackedWeight.pack(strided, format).memory)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+def test_products_equal_the_references(kernels: CPUKernels, format: Format, shape: tuple[int, int]) -> None:
+    weight = PackedWeight.pack(torch.randn(shape) * 0.02, format)
+    bias, kinds = torch.randn(shape[0]), [a for a in ACTIVATIONS if a != "none"]
+    for rows in ROWS:
+        x = torch.randn(rows, shape[1])
+        assert close(kernels.linear(x, weight, None), REFERENCE.linear(x, weight, None), 2e-5)
+        residual = torch.randn(rows, shape[0])
+        kind = random.choice(kinds)
+        ours, theirs = (k.linear(x, weight, bias, kind, residual) for k in (kernels, REFERENCE))
+        assert close(ours, theirs, 2e-5), (rows, kind)
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_a_row_has_the_same_bytes_in_any_batch_and_on_any_threads(kernels: CPUKernels, format: Format) -> None:
+    weight = PackedWeight.pack(torch.randn(300, 520) * 0.02, format)
+    x, bias = torch.randn(70, 520), torch.randn(300)
+    x[3, 17] = 400.0
+    alone = torch.cat([kernels.linear(row[None], weight, bias, "gelu_tanh") for row in x])
+    for count in (1, 2, 3, 7):
+        with threads(count):
+            for rows in ROWS:
+                first = random.randrange(0, 70 - rows + 1)
+                together = kernels.linear(x[first : first + rows], weight, bias, "gelu_tanh")
+                assert torch.equal(together, alone[first : first + rows]), (count, rows)
+
+
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.kind.startswith("int")], ids=str)
+def test_extreme_rows(kernels: CPUKernels, format: Format) -> None:
+    """A huge value does not drown the others; what is no number makes its own row none, and no other."""
+    weight = torch.randn(64, 256) * 0.05
+    ours = PackedWeight.pack(weight, format)
+    x = torch.randn(6, 256)
+    x[1, 7], x[2, 100], x[3, 5], x[4] = 1e4, torch.nan, torch.inf, 0
+    x[5] = 1e30
+    y = kernels.linear(x, ours, None)
+    assert torch.isfinite(y[[0, 1, 4, 5]]).all()
+    assert not torch.isfinite(y[2]).any()
+    assert not torch.isfinite(y[3]).any()
+    assert (y[4] == 0).all()
+    exact = x[1].double() @ ours.unpack().double().t()
+    without = exact - x[1, 7].double() * ours.unpack()[:, 7].double()
+    assert (y[1].double() - exact).abs().max() < 0.02 * without.abs().max()  # as good as if the value were not there
+
+
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_embedding_rows(kernels: CPUKernels, format: Format) -> None:
+    weight = PackedWeight.pack(torch.randn(37, 100), format)
+    ids = torch.tensor([[0, 36, 5], [17, 5, 1]])
+    assert torch.equal(kernels.embed(ids, weight), REFERENCE.embed(ids, weight))
+    with pytest.raises(IndexError, match="outside the vocabulary of 37"):
+        kernels.embed(torch.tensor([37]), weight)
+
+
+@pytest.mark.parametrize("size", [1, 3, 16, 64, 100, 2048])
+def test_norms(kernels: CPUKernels, size: int) -> None:
+    weight, bias = torch.randn(size), torch.randn(size)
+    for rows in (1, 2, 9):
+        x = torch.randn(rows, 2, size) * 3 + 1
+        for b in (None, bias):
+            ours, theirs = (k.layer_norm(x, weight, b, 1e-5) for k in (kernels, REFERENCE))
+            assert close(ours, theirs, 5e-6) or size == 1
+        for offset in (0.0, 1.0):
+            ours, theirs = (k.rms_norm(x[:, 1], weight, 1e-6, offset) for k in (kernels, REFERENCE))
+            assert close(ours, theirs, 5e-6)
+
+
+@pytest.mark.parametrize("name", [a for a in ACTIVATIONS if a != "none"])
+def test_activations(kernels: CPUKernels, name: str) -> None:
+    edges = torch.tensor([0.0, -0.0, 1e-30, -1e-4, 0.6249, 0.626, 5.0, -12.0, 88.0, -104.0, 1e4, -1e4, 3e38, -3e38])
+    x = torch.cat([edges, torch.randn(2033) * 4]).view(23, 89)
+    ours, theirs = kernels.activate(x, name, gated=False), REFERENCE.activate(x.double(), name, gated=False)
+    assert ((ours - theirs).abs() <= 1e-6 * theirs.abs().clamp_min(0.3)).all()
+    gated = torch.randn(5, 2 * 75)
+    assert close(kernels.activate(gated, name, gated=True), REFERENCE.activate(gated, name, gated=True), 2e-6)
+    assert kernels.activate(torch.full((1, 20), torch.nan), name, gated=False).isnan().all()
+
+
+@pytest.mark.parametrize(("dim", "half"), [(8, 4), (64, 32), (80, 16), (128, 64), (6, 1)])
+def test_rotation(kernels: CPUKernels, dim: int, half: int) -> None:
+    fused, angles = torch.randn(9, 5, dim), torch.randn(9, 1, half)
+    part = fused[:, 1:4]
+    ours, theirs = (k.rotate(part, angles.cos(), angles.sin()) for k in (kernels, REFERENCE))
+    assert ours.is_contiguous()
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
+SPECS = {
+    "plain": AttentionSpec(scale=0.11),
+    "window": AttentionSpec(scale=0.2, window=70),
+    "window of itself": AttentionSpec(scale=0.2, window=1),
+    "alibi": AttentionSpec(scale=0.2, alibi=torch.tensor([0.5, 0.3, 0.11, 0.07, 0.9, 0.2]), alibi_scale=0.7),
+}
+
+
+def random_texts(lengths: list[int], heads: int, shared: int, dim: int) -> list[tuple[Tensor, Tensor, Tensor]]:
+    return [(torch.randn(n, heads, dim), torch.randn(n, shared, dim), torch.randn(n, shared, dim)) for n in lengths]
+
+
+@pytest.mark.parametrize("name", SPECS)
+@pytest.mark.parametrize(("heads", "shared", "dim"), [(6, 6, 8), (6, 2, 20), (6, 1, 64), (20, 1, 128), (1, 1, 5)])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+def test_attention_equals_float64(
+    kernels: CPUKernels, name: str, heads: int, shared: int, dim: int, dtype: torch.dtype
+) -> None:
+    """Ragged sequences, a prompt and then two tokens each, across the cuts of the context."""
+    spec = SPECS[name]
+    if spec.alibi is not None:
+        spec = AttentionSpec(scale=spec.scale, alibi=torch.rand(heads), alibi_scale=0.7)
+    texts = random_texts([300, 67, 3], heads, shared, dim)
+    steps = [[298, 65, 1], [1, 1, 1], [1, 1, 1]]
+    for (q, k, v), ours in zip(texts, attend(kernels, texts, steps, spec, dtype=dtype), strict=True):
+        keys, values = (t.to(dtype).double()[None] for t in (k, v))
+        theirs = REFERENCE.causal_attention(q.double()[None], keys, values, spec)[0]
+        assert close(ours, theirs, 3e-6 if spec.alibi is None else 3e-5)  # a bias of hundreds costs digits
+
+
+@pytest.mark.parametrize(("heads", "shared", "dim"), [(4, 4, 16), (16, 1, 64), (6, 2, 24)])
+def test_attention_has_the_same_bytes_however_it_is_cut(kernels: CPUKernels, heads: int, shared: int, dim: int) -> None:
+    spec = AttentionSpec(scale=dim**-0.5, window=None)
+    texts = random_texts([700, 40], heads, shared, dim)
+    (first,) = attend(kernels, texts[:1], [[700]], spec)
+    (second,) = attend(kernels, texts[1:], [[1]] * 40, spec, capacity=999)
+    for count, steps in [
+        (1, [[1, 40], [699, 0]]),
+        (2, [[513, 3], [100, 30], [86, 0], [1, 7]]),
+        (3, [[690, 39], *[[1, 0]] * 9, [1, 1]]),
+    ]:
+        with threads(count):
+            ours = attend(kernels, texts, steps, spec)
+        assert torch.equal(ours[0], first)
+        assert torch.equal(ours[1], second)
+
+
+def test_gradients_and_plain_weights_take_the_references_path() -> None:
+    kernels = CPUKernels()
+    x, weight = torch.randn(3, 8, requires_grad=True), torch.randn(4, 8)
+    (grad,) = torch.autograd.grad(kernels.linear(x, weight, None, "silu").sum(), x)
+    assert grad.shape == x.shape
+    assert kernels.layer_norm(x, torch.ones(8), None, 1e-5).requires_grad
+    wide = torch.randn(3, 8, dtype=torch.float64)
+    assert kernels.layer_norm(wide, torch.ones(8).double(), None, 1e-5).dtype is torch.float64
+
+
+def test_a_fork_has_threads_of_its_own() -> None:
+    kernels = CPUKernels()
+    weight, x = PackedWeight.pack(torch.randn(400, 400), Format("int8", packed=True)), torch.randn(64, 400)
+    with threads(3):
+        expected = kernels.linear(x, weight, None)
+        child = os.fork()
+        if not child:
+            os._exit(0 if torch.equal(kernels.linear(x, weight, None), expected) else 1)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert torch.equal(kernels.linear(x, weight, None), expected)
+
+
+def test_load_chooses_by_weights_and_says_why_not(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert load("auto", weights="int8").name == f"cpu ({sets()[0]})"
+    assert load("auto", weights="fp32").name == "onednn"
+    assert load("cpu-generic").name == "cpu (generic)"
+    with pytest.raises(UsageError, match="'cpu' cannot be used, the library has no instruction set 'mmx'"):
+        load("cpu-mmx")
+    monkeypatch.setattr(module, "open_library", lambda: "the native library was not built: install a compiler")
+    assert load("auto", weights="int4").name == "reference"
+    with pytest.raises(UsageError, match="'cpu' cannot be used, the native library was not built"):
+        load("cpu")
+
+
+def test_every_set_says_whether_it_runs() -> None:
+    names = [s.name for s in library().sets]
+    assert names[-1] == "generic"
+    assert all(s.missing is None or s.missing.startswith("the ") for s in library().sets)
