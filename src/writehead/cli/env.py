@@ -48,11 +48,11 @@ def gather() -> dict[str, Any]:
 
 
 def backends() -> dict[str, str]:
-    """What each kernel backend loads as, or why it does not."""
+    """What each kernel backend and each instruction set of the native one loads as, or why it does not."""
     from writehead import kernels
 
     found = {}
-    for name in kernels.BACKENDS:
+    for name in kernels.names():
         try:
             found[name] = f"loads as {kernels.load(name).name}"
         except WriteheadError as error:

@@ -11,23 +11,30 @@ from writehead.kernels.cpu import kernels as cpu
 from writehead.kernels.packed import Format, PackedWeight, parse_format
 from writehead.kernels.reference import ReferenceKernels
 
-__all__ = ["AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "load", "parse_format"]
+__all__ = ["AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "load", "names", "parse_format"]
 
 BACKENDS = ("auto", "cpu", "onednn", "reference", "reference-broadcast")
+
+
+def names() -> tuple[str, ...]:
+    """What `load` knows here: the backends, and the instruction sets of the native library."""
+    library = cpu.open_library()
+    sets = () if isinstance(library, str) else tuple(f"cpu-{s.name}" for s in library.sets)
+    return *BACKENDS, *sets
 
 
 def load(name: str = "auto", *, weights: str = "auto") -> Kernels:
     """Choose a backend by name. `auto` takes the fastest that runs here; an explicit choice never falls back.
 
-    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it for
-    integer `weights` and oneDNN for others. `reference-broadcast` is the reference with the other published MQA
+    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it unless
+    the `weights` are fp32, where oneDNN is as fast and leaves them as plain tensors. `reference-broadcast` is the reference with the other published MQA
     computation, for comparisons.
     """
     if name == "auto":
-        integers = weights.startswith("int")
-        reason = cpu.unavailable() if integers else onednn.unavailable()
+        plain = weights in ("auto", "fp32")
+        reason = onednn.unavailable() if plain else cpu.unavailable()
         if reason is None:
-            return cpu.CPUKernels() if integers else onednn.OneDNNKernels()
+            return onednn.OneDNNKernels() if plain else cpu.CPUKernels()
         logging.getLogger(__name__).warning("kernels: %s; using the reference, which is slower", reason)
         return ReferenceKernels("queries")
     if name == "cpu" or name.startswith("cpu-"):

@@ -43,7 +43,8 @@ class CPUKernels(ReferenceKernels):
         library = open_library()
         reason = unavailable(instructions)
         if reason is not None:
-            raise UsageError(f"kernels: 'cpu' cannot be used, {reason}; choose auto or reference")
+            name = "cpu" if instructions is None else f"cpu-{instructions}"
+            raise UsageError(f"kernels: '{name}' cannot be used, {reason}; choose auto or reference")
         assert isinstance(library, Library)
         self.instructions = instructions or next(s.name for s in library.sets if s.missing is None)
         self.name = f"cpu ({self.instructions})"
