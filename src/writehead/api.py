@@ -14,7 +14,7 @@ from typing import Any
 import torch
 
 from writehead import kernels as kernel_backends
-from writehead.build import build, free_memory, load_tokenizer, num_weight_bytes, open_source
+from writehead.build import build, free_memory, load_tokenizer, num_weight_bytes, open_source, weight_format
 from writehead.cache import KVCache
 from writehead.engine.engine import Engine, Event
 from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
@@ -22,7 +22,6 @@ from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
-from writehead.kernels import parse_format
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import detect_fim, stop_ids
@@ -39,7 +38,8 @@ def load(
 ) -> Decoder:
     """The decoder of a checkpoint as a torch module: token ids [B, T] -> logits [B, T, V]."""
     source = open_source(model, accept_config_keys=accept_config_keys)
-    return build(source, weights=weights, kernels=kernel_backends.load(kernels, weights=weights))
+    backend = kernel_backends.load(kernels, weights=weights, packed=source.packed is not None)
+    return build(source, weights=weights, kernels=backend)
 
 
 class LLM:
@@ -72,8 +72,8 @@ class LLM:
             )
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
-        backend = kernel_backends.load(kernels, weights=weights)
-        format = parse_format(weights, packs_floats=backend.packs_floats)
+        backend = kernel_backends.load(kernels, weights=weights, packed=source.packed is not None)
+        format = weight_format(source, weights, backend)
         dtype, budget = format.cache_dtype, _cache_budget(num_weight_bytes(source, format))
         self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)
         cache = _make_cache(source.config, dtype, budget, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)

@@ -8,6 +8,7 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 from __future__ import annotations
 
 import contextlib
+import math
 import mmap
 import os
 from collections.abc import Callable, Collection, Mapping
@@ -28,7 +29,7 @@ from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
 from writehead.kernels import Format, Kernels, PackedWeight, parse_format
 from writehead.kernels.packed import check_packable, packed_bytes
-from writehead.models import gguf, megatron
+from writehead.models import gguf, megatron, packed_file
 from writehead.models.config import ConfigReader, ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.models.families import Family, family_of
@@ -61,6 +62,8 @@ class ModelSource:
     family: Family
     config: ModelConfig
     rules: RuleSet
+    packed: Format | None = None
+    """The format of a checkpoint whose weights are packed already (`writehead convert --weights`)."""
 
 
 def open_source(model: str | Path | None, *, accept_config_keys: Collection[str] = ()) -> ModelSource:
@@ -83,7 +86,10 @@ def open_source(model: str | Path | None, *, accept_config_keys: Collection[str]
             rules = megatron.rules(config)
         case _:
             rules = family.rules(config)
-    return ModelSource(path=path, checkpoint=checkpoint, values=values, family=family, config=config, rules=rules)
+    packed = packed_file.format_of(checkpoint)
+    return ModelSource(
+        path=path, checkpoint=checkpoint, values=values, family=family, config=config, rules=rules, packed=packed
+    )
 
 
 def _config_name(path: Path, checkpoint: Checkpoint) -> str:
@@ -133,9 +139,24 @@ def build(
     weights and `cache_bytes` beside them. `proceed` is called before each tensor; what it raises ends the loading.
     """
     decoder = make_decoder(source.config, kernels)
-    format = parse_format(weights, packs_floats=kernels.packs_floats)
-    load_weights(decoder, source, format, cache_bytes=cache_bytes, proceed=proceed)
+    format = weight_format(source, weights, kernels)
+    if source.packed is not None:
+        _check_memory(0, cache_bytes, format, source.path)  # weights are pages of the file, which can be dropped
+        packed_file.adopt(decoder, source.checkpoint, format, _products(decoder), proceed=proceed)
+    else:
+        load_weights(decoder, source, format, cache_bytes=cache_bytes, proceed=proceed)
     return decoder.eval().requires_grad_(False)
+
+
+def weight_format(source: ModelSource, weights: str, kernels: Kernels) -> Format:
+    """What `weights` means for this checkpoint under these kernels. Raises UsageError if it is packed otherwise."""
+    if source.packed is None:
+        return parse_format(weights, packs_floats=kernels.packs_floats)
+    if weights not in ("auto", str(source.packed)):
+        raise UsageError(
+            f"{source.path}: holds weights packed as {source.packed}, not {weights}; choose auto, or the original model"
+        )
+    return source.packed
 
 
 def load_weights(
@@ -249,6 +270,15 @@ def _allocate(decoder: Decoder, format: Format, path: Path, cache_bytes: int) ->
     return parameters
 
 
+def packed_specs(config: ModelConfig, format: Format) -> dict[str, tuple[Shape, Format | None]]:
+    """The shape of each parameter, and the format of those that are packed."""
+    decoder = make_decoder(config, kernel_backends.load("reference"))
+    products = _products(decoder) if format.packed else set()
+    return {
+        name: (tuple(p.shape), format.at(name) if name in products else None) for name, p in decoder.named_parameters()
+    }
+
+
 def _products(decoder: Decoder) -> set[str]:
     """The matrices that products read, and the token embedding, which may be the head."""
     names = {f"{name}.weight" for name, module in decoder.named_modules() if isinstance(module, Linear)}
@@ -262,11 +292,9 @@ def _matrix(parameter: Tensor) -> tuple[int, int]:
 
 def num_weight_bytes(source: ModelSource, format: Format) -> int:
     """Bytes of the weights in memory, up to padding."""
-    decoder = make_decoder(source.config, kernel_backends.load("reference"))
-    products = _products(decoder) if format.packed else set()
     return sum(
-        packed_bytes(_matrix(p), format.at(name)) if name in products else p.numel() * format.dtype.itemsize
-        for name, p in decoder.named_parameters()
+        math.prod(shape) * format.dtype.itemsize if packed is None else packed_bytes((shape[0], shape[1]), packed)
+        for shape, packed in packed_specs(source.config, format).values()
     )
 
 

@@ -6,9 +6,10 @@ of the form that is written. Both are views, so whatever is not cast comes out b
 
 from __future__ import annotations
 
+import functools
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -18,13 +19,16 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from writehead.build import ModelSource, check_aliases, open_source, parameter_shapes, stored_rules
+from writehead.build import ModelSource, check_aliases, open_source, packed_specs, parameter_shapes, stored_rules
 from writehead.checkpoint import Checkpoint, write_safetensors
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.rules import Rule, Shape
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, UsageError
-from writehead.kernels.packed import FLOATS
+from writehead.kernels import Format, Kernels, PackedWeight, parse_format
+from writehead.kernels import load as load_kernels
+from writehead.kernels.packed import FLOATS, aligned, check_packable, packed_bytes
+from writehead.models import packed_file
 from writehead.models.config import ConfigReader
 from writehead.models.families import FAMILIES, Family
 from writehead.text.gguf import read_gguf
@@ -88,11 +92,37 @@ class _Move:
         return {name: _cast(name, tensor, self.written) for name, tensor in self.write.export(parameter).items()}
 
 
+@dataclass(frozen=True, kw_only=True, slots=True)
+class _Pack:
+    """One parameter's way into a packed file."""
+
+    read: Rule
+    shape: Shape
+    format: Format | None
+    kernels: Kernels
+
+    def specs(self) -> dict[str, Tensor]:
+        """Name, shape and dtype of what is written, as a meta tensor."""
+        return {self.read.target: packed_file.spec(self.shape, self.format)}
+
+    def tensors(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
+        """What is written."""
+        whole = self.read.whole([checkpoint.read(name) for name in self.read.sources], self.shape)
+        if self.format is None:
+            return {self.read.target: whole}
+        (spec,) = self.specs().values()
+        shape = (self.shape[0], self.shape[1])
+        memory = aligned(spec.numel()).zero_()
+        self.kernels.pack(whole, PackedWeight(shape, self.format, memory[: packed_bytes(shape, self.format)]))
+        return {self.read.target: memory}
+
+
 def convert(
     model: str | Path | None,
     out: Path,
     *,
     dtype: str = "keep",
+    weights: str | None = None,
     overwrite: bool = False,
     accept_config_keys: Collection[str] = (),
     on_bytes: Callable[[int, int], None] | None = None,
@@ -100,13 +130,21 @@ def convert(
     """Write `model` (as in `LLM`) to the directory `out`, in a form that transformers loads.
 
     `dtype` is fp32, bf16, fp16 or keep: each tensor stays as stored, and what is quantized becomes fp32, which holds it
-    exactly. `on_bytes(done, total)` is called after each parameter. Raises CheckpointError; nothing is left then.
+    exactly. With `weights` (int8, int4 and the like, as in `LLM`) they are rounded and packed, in a form that `LLM`
+    maps without reading it and transformers does not load. `on_bytes(done, total)` is called after each parameter.
+    Raises CheckpointError; nothing is left then.
     """
     if dtype != "keep" and dtype not in FLOATS:
         raise UsageError(f"dtype: '{dtype}' is not a dtype; choose keep, {', '.join(FLOATS)}")
     source = open_source(model, accept_config_keys=accept_config_keys)
+    if source.packed is not None:
+        raise UsageError(f"{source.path}: its weights are rounded and packed already; convert the original model")
     check_aliases(source)
     moves, config = _plan(source, None if dtype == "keep" else FLOATS[dtype], accept_config_keys)
+    format = None
+    if weights is not None:
+        format = parse_format(weights, packs_floats=True)
+        moves = _pack_all(source, moves, format)
     specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
     total = sum(tensor.nbytes for tensor in specs.values())
 
@@ -121,20 +159,23 @@ def convert(
 
     with _tokenizer_files(source) as folder:
         has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES if "config" not in name)
-        files = write_safetensors(out, specs, stream(), config=config, tokenizer_from=folder, overwrite=overwrite)
+        files = write_safetensors(
+            out, specs, stream(), config=config, tokenizer_from=folder, overwrite=overwrite,
+            metadata=None if format is None else packed_file.metadata(format),
+        )  # fmt: skip
     return Conversion(
         family=config["model_type"],
         files=files,
         num_tensors=len(specs),
         num_bytes=total,
-        dtypes=sorted({_DTYPE_NAMES[tensor.dtype] for tensor in specs.values()}),
+        dtypes=[str(format)] if format else sorted({_DTYPE_NAMES[tensor.dtype] for tensor in specs.values()}),
         has_tokenizer=has_tokenizer,
     )
 
 
 def _plan(
     source: ModelSource, dtype: torch.dtype | None, accept: Collection[str]
-) -> tuple[list[_Move], dict[str, Any]]:
+) -> tuple[list[_Move | _Pack], dict[str, Any]]:
     """How each parameter moves, and the config that is written."""
     family = FAMILIES[source.family.export_as or source.family.name]
     values = _config_values(source, family)
@@ -143,18 +184,30 @@ def _plan(
     assert replace(config, family=source.config.family) == source.config, f"{family.name} does not write what it reads"
     shapes = parameter_shapes(source)
     write = {rule.target: rule for rule in family.rules(config).expand(config.num_layers)}
-    moves = []
+    moves: list[_Move | _Pack] = []
+    dtypes = []
     for rule in stored_rules(source, shapes):
         stored = _stored_dtype(source.checkpoint, rule)
         written = stored if dtype is None else dtype
         shape = shapes[rule.target]
         moves.append(_Move(read=rule, write=write[rule.target], shape=shape, stored=stored, written=written))
-    widest = moves[0].written
-    for move in moves:
-        widest = torch.promote_types(widest, move.written)
+        dtypes.append(written)
+    widest = functools.reduce(torch.promote_types, dtypes)
     if dtype is not None or source.checkpoint.format in ("gguf", "megatron"):
         values = {key: value for key, value in values.items() if key != "dtype"} | {"torch_dtype": _DTYPE_NAMES[widest]}
     return moves, values
+
+
+def _pack_all(source: ModelSource, moves: Sequence[_Move | _Pack], format: Format) -> list[_Move | _Pack]:
+    """The same parameters on their way into a packed file."""
+    specs, kernels = packed_specs(source.config, format), load_kernels("auto", weights=str(format))
+    packs: list[_Move | _Pack] = []
+    for move in moves:
+        shape, packed = specs[move.read.target]
+        if packed is not None:
+            check_packable(move.read.target, (shape[0], shape[1]), packed)
+        packs.append(_Pack(read=move.read, shape=shape, format=packed, kernels=kernels))
+    return packs
 
 
 def _config_values(source: ModelSource, family: Family) -> dict[str, Any]:

@@ -16,13 +16,18 @@ def convert(
     model: Annotated[str, typer.Argument(metavar="MODEL", help="A checkpoint's directory or file, or a Hub id.")],
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The directory to write.")],
     dtype: Annotated[str, typer.Option(help="keep, fp32, bf16 or fp16; keep makes what is quantized fp32.")] = "keep",
+    weights: Annotated[
+        str | None,
+        typer.Option(help="Round and pack for writehead alone: int8, int4, int4-64, int4-128, bf16, fp16, fp32."),
+    ] = None,
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace the checkpoint that OUT holds.")] = False,
     accept_config_key: options.AcceptConfigKey = None,
 ) -> None:
     """Write a checkpoint as a Hugging Face safetensors checkpoint.
 
     Reads safetensors, torch .bin, GGUF and BigCode's Megatron; SantaCoder's first form becomes gpt_bigcode. One
-    parameter is in memory at a time, and without a change of dtype every number stays the same.
+    parameter is in memory at a time, and without a change of dtype every number stays the same. With --weights the
+    result is for writehead: the next start maps it as it lies.
     """
     from rich.console import Console
     from rich.progress import BarColumn, DownloadColumn, Progress, TimeRemainingColumn, TransferSpeedColumn
@@ -33,7 +38,7 @@ def convert(
     with Progress(*columns, console=Console(stderr=True), disable=not sys.stderr.isatty(), transient=True) as bar:
         task = bar.add_task("")
         done = write_checkpoint(
-            model, out, dtype=dtype, overwrite=overwrite, accept_config_keys=accept_config_key or (),
+            model, out, dtype=dtype, weights=weights, overwrite=overwrite, accept_config_keys=accept_config_key or (),
             on_bytes=lambda written, total: bar.update(task, completed=written, total=total),
         )  # fmt: skip
     print(

@@ -8,6 +8,7 @@ from writehead.errors import UsageError
 from writehead.kernels import onednn
 from writehead.kernels.contract import AttentionSpec, CacheView, Group, Kernels
 from writehead.kernels.cpu import kernels as cpu
+from writehead.kernels.cpu.library import open_library
 from writehead.kernels.packed import Format, PackedWeight, parse_format
 from writehead.kernels.reference import ReferenceKernels
 
@@ -18,20 +19,20 @@ BACKENDS = ("auto", "cpu", "onednn", "reference", "reference-broadcast")
 
 def names() -> tuple[str, ...]:
     """What `load` knows here: the backends, and the instruction sets of the native library."""
-    library = cpu.open_library()
+    library = open_library()
     sets = () if isinstance(library, str) else tuple(f"cpu-{s.name}" for s in library.sets)
     return *BACKENDS, *sets
 
 
-def load(name: str = "auto", *, weights: str = "auto") -> Kernels:
+def load(name: str = "auto", *, weights: str = "auto", packed: bool = False) -> Kernels:
     """Choose a backend by name. `auto` takes the fastest that runs here; an explicit choice never falls back.
 
-    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it unless
-    the `weights` are fp32, where oneDNN is as fast and leaves them as plain tensors. `reference-broadcast` is the reference with the other published MQA
-    computation, for comparisons.
+    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it
+    unless the `weights` are fp32, and not `packed` in their file: there oneDNN is as fast and leaves plain tensors.
+    `reference-broadcast` is the reference with the other published MQA computation, for comparisons.
     """
     if name == "auto":
-        plain = weights in ("auto", "fp32")
+        plain = not packed and weights in ("auto", "fp32")
         reason = onednn.unavailable() if plain else cpu.unavailable()
         if reason is None:
             return onednn.OneDNNKernels() if plain else cpu.CPUKernels()

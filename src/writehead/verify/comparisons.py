@@ -60,6 +60,8 @@ def verify(
             f"tolerance is {tolerance!r} and max_new_tokens {max_new_tokens!r}; expected 0 to 1, and at least 1"
         )
     source = open_source(model, accept_config_keys=accept_config_keys)
+    if source.packed is not None:
+        raise UsageError(f"{source.path}: its weights are rounded to {source.packed}; verify the original model")
     tokenizer = load_tokenizer(source) if prompts is not None or has_tokenizer(source) else None
     ids = _prompt_ids(source, tokenizer, prompts, max_new_tokens)
     backend = kernel_backends.load(kernels)
