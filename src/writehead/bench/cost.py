@@ -43,6 +43,9 @@ def of(name: str, arguments: Seq[Any], out: Any) -> Cost:
             batch, tokens, heads, dim = q.shape
             pairs = tokens * (tokens + 1) // 2
             return Cost(2 * num_bytes(q) + 2 * num_bytes(k), 4 * batch * heads * dim * pairs, arithmetic(k))
+        case "embed":
+            ids, weight = arguments[:2]
+            return Cost(num_bytes((ids, out)) + num_bytes(weight) * ids.numel() // weight.shape[0], 0)
         case "store":
             return Cost(2 * num_bytes(arguments[2:]), 0)
     return Cost(num_bytes((*arguments, out)), 0)
@@ -67,17 +70,15 @@ def _visible(length: int, window: int | None) -> int:
 
 def arithmetic(weight: Any) -> str:
     """In what arithmetic a product with this weight is computed at best."""
-    if not isinstance(weight, Tensor):
-        return "int8"
-    return {torch.float32: "fp32", torch.bfloat16: "bf16", torch.float16: "fp32"}.get(weight.dtype, "int8")
+    kind = weight.dtype if isinstance(weight, Tensor) else weight.format.kind
+    return {torch.float32: "fp32", torch.float16: "fp32", torch.bfloat16: "bf16", "fp32": "fp32", "fp16": "fp32",
+            "bf16": "bf16"}.get(kind, "int8")  # fmt: skip
 
 
 def num_bytes(value: Any) -> int:
-    """Bytes of all tensors in a value, in a sequence, or in the fields of an object."""
+    """Bytes of a tensor, of all in a sequence, or of a packed weight."""
     if isinstance(value, Tensor):
         return value.nbytes
     if isinstance(value, list | tuple):
         return sum(map(num_bytes, value))
-    if dataclasses.is_dataclass(value):
-        return sum(num_bytes(getattr(value, field.name)) for field in dataclasses.fields(value))
-    return 0
+    return num_bytes(getattr(value, "memory", ()))

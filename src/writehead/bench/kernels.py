@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from writehead import kernels as kernel_backends
 from writehead.bench import cost, machine
 from writehead.bench.limits import Limits
 from writehead.bench.plot import Plot
@@ -48,7 +49,8 @@ def measure(
 ) -> None:  # fmt: skip
     """Rows for the matrix products and norms at each number of rows, and for attention at each (batch, context)."""
     config = replace(config, num_layers=_layers(config), windowed_layers=None)
-    engine = random_engine(config, weights=weights, kernels=kernels, num_seqs=1, length=1)
+    backend = kernel_backends.load(kernels, weights=weights)
+    engine = random_engine(config, weights=weights, kernels=backend, num_seqs=1, length=1)
     decoder = engine.decoder
     for name, call in _products(decoder).items():
         for count in rows:

@@ -14,6 +14,7 @@ import torch
 from writehead.bench import machine
 from writehead.bench.cost import Cost
 from writehead.bench.timing import at_least, median
+from writehead.build import free_memory
 
 SIDE = 2048
 """Of the square matrices that are multiplied: long enough that starting the product costs nothing."""
@@ -56,7 +57,7 @@ class Limits:
 def measure(*, seconds: float = 0.5, buffer_bytes: int | None = None, side: int = SIDE) -> Limits:
     """Measure for at least `seconds` each. The default buffer is four times the last cache, within a quarter of what
     is free."""
-    size = buffer_bytes or min(4 * machine.last_cache(), machine.free_memory() // 4)
+    size = buffer_bytes or min(4 * machine.last_cache(), free_memory() // 4)
     size = max(1, size >> 14) << 14  # whole rows of 4096 values of 4 bytes
     return Limits(
         buffer_bytes=size,

@@ -66,14 +66,6 @@ def total_memory() -> int:
     return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
-def free_memory() -> int:
-    """Bytes that the system can still give without swapping; where it does not say, all."""
-    with contextlib.suppress(OSError, ValueError, KeyError):
-        table = dict(line.split(":") for line in Path("/proc/meminfo").read_text("ascii").splitlines())
-        return int(table["MemAvailable"].split()[0]) << 10
-    return total_memory()
-
-
 def last_cache() -> int:
     """Bytes of the largest cache that a core sees, as Linux tells; 32 MiB where it does not."""
     sizes = [32 << 20]

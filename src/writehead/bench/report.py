@@ -74,9 +74,13 @@ class Report:
         if not self._widths:
             least = {name: _TEXT_WIDTH if isinstance(value, str) else _NUMBER_WIDTH for name, value in row.items()}
             self._widths = {name: max(len(name), len(text), least[name]) for name, text in texts.items()}
-            print("  ".join(f"{name:>{width}}" for name, width in self._widths.items()), file=sys.stderr)
-        line = "  ".join(f"{texts[name]:>{width}}" for name, width in self._widths.items())
-        print(line.rstrip(), file=sys.stderr, flush=True)
+            self._print_line({name: name for name in row})
+        self._print_line(texts)
+
+    def _print_line(self, texts: Mapping[str, str]) -> None:
+        """Right-aligned, but for reasons, which may be long and come last."""
+        cells = (text if name == "reason" else f"{text:>{self._widths[name]}}" for name, text in texts.items())
+        print("  ".join(cells).rstrip(), file=sys.stderr, flush=True)
 
     def _write_csv(self, mode: str, values: list[Any]) -> None:
         assert self._csv_file is not None

@@ -37,6 +37,7 @@ SHAPES: Mapping[str, Mapping[str, Any]] = MappingProxyType({
     "small": _gpt_bigcode(6, 512, 8, positions=1024, vocab=49280),
     "gpt2-medium": _gpt_bigcode(24, 1024, 16, positions=2048, vocab=50257),
     "santacoder": _gpt_bigcode(24, 2048, 16, positions=2048, vocab=49280),
+    "gpt2-1b": _gpt_bigcode(24, 2048, 16, positions=2048, vocab=50258),
     "starcoderbase-3b": _gpt_bigcode(36, 2816, 22, positions=8192, vocab=49152),
     "starcoderbase-7b": _gpt_bigcode(42, 4096, 32, positions=8192, vocab=49152),
     "starcoder": _gpt_bigcode(40, 6144, 48, positions=8192, vocab=49152),
@@ -55,11 +56,6 @@ def structure(model: str | None) -> ModelConfig:
     if "/" not in name and not Path(name).exists():
         raise UsageError(f"'{model}': '{name}' is neither a shape ({', '.join(SHAPES)}) nor a checkpoint")
     return open_source(name).config
-
-
-def with_heads(config: ModelConfig, num_kv_heads: int) -> ModelConfig:
-    """The same structure with another number of key/value heads: 1 is multi-query, as many as queries multi-head."""
-    return replace(config, num_kv_heads=num_kv_heads)
 
 
 def noise_source(config: ModelConfig) -> ModelSource:

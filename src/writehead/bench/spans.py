@@ -13,7 +13,6 @@ from writehead.bench import cost
 from writehead.bench.cost import Cost
 from writehead.engine.engine import Engine
 from writehead.models.decoder import Decoder
-from writehead.models.layers import Embedding
 
 KERNEL, LAYER, DECODER, STEP = "kernel", "layer", "decoder", "step"
 
@@ -74,8 +73,8 @@ class Timed:
         def call(*arguments: Any, **more: Any) -> Any:
             start = recorder.now()
             out = value(*arguments, **more)
-            counted = kind == KERNEL
-            recorder.add(kind, name, where, start, (lambda: cost.of(name, arguments, out)) if counted else None)
+            given = (*arguments, *more.values())
+            recorder.add(kind, name, where, start, (lambda: cost.of(name, given, out)) if kind == KERNEL else None)
             return out
 
         self.__dict__[name] = call  # the next call finds it at once
@@ -84,11 +83,12 @@ class Timed:
 
 @contextmanager
 def recording(engine: Engine, recorder: Recorder) -> Iterator[None]:
-    """Within it, every step of the engine is recorded: kernels, layers, embeddings, and the decoder around them."""
+    """Within it, every step of the engine is recorded: kernels, layers, and the decoder around them."""
     decoder = engine.decoder
     modules = list(decoder.named_modules())
     plain = [(module, module.kernels) for _, module in modules if "kernels" in vars(module)]
-    hooks = [hook for name, module in modules for hook in _hooks(name, module, recorder)]
+    layers = enumerate(decoder.layers)
+    hooks = [hook for number, layer in layers for hook in _hooks(f"layers.{number}", layer, recorder)]
     for name, module in modules:
         if "kernels" in vars(module):
             module.kernels = cast(Any, Timed(module.kernels, recorder, KERNEL, name))
@@ -103,24 +103,17 @@ def recording(engine: Engine, recorder: Recorder) -> Iterator[None]:
             hook.remove()
 
 
-def _hooks(name: str, module: Any, recorder: Recorder) -> list[Any]:
-    """Layers and embeddings are no kernels: hooks see them begin and end."""
-    is_layer = re.fullmatch(r"layers\.\d+", name) is not None
-    if not is_layer and not isinstance(module, Embedding):
-        return []
+def _hooks(name: str, layer: Any, recorder: Recorder) -> list[Any]:
+    """What sees a layer begin and end."""
     starts: list[int] = []
 
     def begin(*_: object) -> None:
         starts.append(recorder.now())
 
-    def end(_: object, arguments: Any, out: Any) -> None:
-        if is_layer:
-            recorder.add(LAYER, "layer", name, starts.pop())
-        else:
-            rows = out.numel() * out.itemsize
-            recorder.add(KERNEL, "embedding", name, starts.pop(), lambda: Cost(2 * rows + cost.num_bytes(arguments), 0))
+    def end(*_: object) -> None:
+        recorder.add(LAYER, "layer", name, starts.pop())
 
-    return [module.register_forward_pre_hook(begin), module.register_forward_hook(end)]
+    return [layer.register_forward_pre_hook(begin), layer.register_forward_hook(end)]
 
 
 def _place(where: str) -> tuple[int | None, str]:

@@ -69,8 +69,9 @@ def open_subject(
     start = time.perf_counter()
     if model is not None and model.startswith(shapes.PREFIX):
         config = shapes.structure(model)
-        engine = random_engine(config, weights=weights, kernels=kernel_backends.load(kernels), num_seqs=num_seqs,
-                               length=length, max_step_tokens=max_step_tokens)  # fmt: skip
+        backend = kernel_backends.load(kernels, weights=weights)
+        engine = random_engine(config, weights=weights, kernels=backend, num_seqs=num_seqs, length=length,
+                               max_step_tokens=max_step_tokens)  # fmt: skip
     else:
         engine = LLM(
             model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs,

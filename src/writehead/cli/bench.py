@@ -28,6 +28,7 @@ Model = Annotated[
 ]  # fmt: skip
 New = Annotated[int, typer.Option(min=1, help="Tokens to generate.")]
 Rounds = Annotated[int, typer.Option(min=1, help="Measurements of each; one more warms up.")]
+Steps = Annotated[int, typer.Option(min=1, help="Decoding steps of a measurement.")]
 Seed = Annotated[int, typer.Option(min=0, help="Seed of the prompts.")]
 Seconds = Annotated[float, typer.Option(min=0.001, help="Time spent on each measurement.")]
 Buffer = Annotated[
@@ -108,6 +109,101 @@ def kernels(
     print(found.describe(), file=sys.stderr)
     what.measure(report, config, found, weights=weights, kernels=kernels, rows=counts, attention=pairs, seconds=seconds)
     report.finish(what.PLOT, limits=dataclasses.asdict(found))
+
+
+@bench.command()
+def sweep(
+    context: typer.Context, model: Model = None,
+    batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences that decode together.")] = "1,16,64",
+    contexts: Annotated[
+        str, typer.Option("--context", metavar="TOKENS,...", help="Tokens that each has in the cache.")
+    ] = "128,1000",
+    steps: Steps = 4, rounds: Rounds = 3, weights: options.Weights = "auto", kernels: options.Kernels = "auto",
+    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+) -> None:  # fmt: skip
+    """Decoding over batch and context: multi-head, broadcast and heads-as-queries attention, alternated.
+
+    The weights are noise in the model's shape. What does not fit the memory is a row that says so.
+    """
+    from writehead.bench import shapes
+    from writehead.bench import sweep as what
+    from writehead.bench.sides import stopping
+
+    batches, lengths = numbers("--batch", batch), numbers("--context", contexts)
+    shapes.structure(model)  # a name that is wrong is an error here, not in each row
+    report = start_report(context, "sweep", what.COLUMNS, seed=seed, csv=csv, plot=plot)
+    sides = what.make_sides(model, weights=weights, kernels=kernels, seed=seed)
+    with stopping(sides):
+        what.measure(report, sides, batches=batches, contexts=lengths, steps=steps, rounds=rounds)
+    report.finish(what.PLOT)
+
+
+@bench.command()
+def mqa(
+    context: typer.Context,
+    which: Annotated[
+        str, typer.Option("--set", help="Published runs: attention (0.3 B parameters), model (1.1 B) or all.")
+    ] = "attention",
+    max_batch: Annotated[int, typer.Option(min=1, help="Leave out larger batches.")] = 1024,
+    steps: Steps = 1, rounds: Rounds = 2, kernels: options.Kernels = "auto",
+    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+) -> None:  # fmt: skip
+    """The published comparison of multi-head and multi-query attention, at its shapes and batches, in fp32."""
+    from writehead.bench import mqa as what
+    from writehead.bench.sides import stopping
+    from writehead.bench.sweep import make_sides
+
+    if which not in (*what.EXPERIMENTS, "all"):
+        raise UsageError(f"--set is '{which}'; choose {', '.join(what.EXPERIMENTS)} or all")
+    report = start_report(context, "mqa", what.COLUMNS, seed=seed, csv=csv, plot=plot)
+    for experiment in (e for name, some in what.EXPERIMENTS.items() if which in (name, "all") for e in some):
+        if experiment.batch <= max_batch:
+            sides = make_sides(experiment.model, weights="fp32", kernels=kernels, seed=seed)
+            with stopping(sides):
+                what.measure(report, sides, experiment, steps=steps, rounds=rounds)
+    report.finish(what.PLOT)
+
+
+@bench.command()
+def peers(
+    context: typer.Context,
+    model: Annotated[str, typer.Option("--model", "-m", help="A checkpoint's directory, as Hugging Face writes it.")],
+    weights: Annotated[str, typer.Option(metavar="NAME,...", help="writehead's; the first is compared.")] = "auto",
+    peer: Annotated[
+        list[str] | None, typer.Option(metavar="NAME[=PATH]", help="A peer and its converted model. Repeatable.")
+    ] = None,
+    peer_python: Annotated[
+        Path | None, typer.Option(metavar="PATH", help="Interpreter of an environment with the peers.")
+    ] = None,
+    work: Annotated[
+        list[str] | None, typer.Option(metavar="WORK", help="decode:BATCHxCONTEXT or prefill:TOKENS. Repeatable.")
+    ] = None,
+    steps: Steps = 16, rounds: Rounds = 3, kernels: options.Kernels = "auto",
+    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+) -> None:  # fmt: skip
+    """Other engines on the same checkpoint and work, alternated with writehead; the median of the ratios.
+
+    Peers: transformers-fp32, transformers-bf16, ctranslate2-int8, llamacpp-q8_0, llamacpp-q4_0, openvino-int8,
+    openvino-int4. What is not installed or not converted is skipped with its reason.
+    """
+    from writehead.bench import peers as what
+    from writehead.bench.sides import stopping
+    from writehead.build import load_tokenizer, open_source
+    from writehead.kernels import parse_format
+
+    for name in weights.split(","):
+        parse_format(name, packs_floats=False)  # a name that is wrong is an error before any child starts
+    source = open_source(model)
+    positions = source.config.max_positions
+    works = [what.parse_work(text) for text in work or ()] or [w for w in what.DEFAULT_WORK if w.tokens < positions]
+    paths = what.parse_peers(peer or (), source.path)
+    vocab = min(source.config.vocab_size, load_tokenizer(source).vocab_size)
+    report = start_report(context, "peers", what.COLUMNS, seed=seed, csv=csv, plot=plot)
+    own = what.own_sides(str(source.path), weights.split(","), kernels=kernels, seed=seed)
+    others = what.peer_sides(paths, python=peer_python, vocab=vocab, seed=seed)
+    with stopping([*own, *others]):
+        skipped = what.measure(report, own, others, paths, works, steps=steps, rounds=rounds)
+    report.finish(what.PLOT, skipped=skipped)
 
 
 def grid(name: str, text: str) -> list[tuple[int, int]]:

