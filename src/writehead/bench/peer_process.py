@@ -12,6 +12,7 @@ from __future__ import annotations
 import importlib
 import json
 import os
+import subprocess
 import sys
 import time
 from pathlib import Path
@@ -56,10 +57,11 @@ class Engine:
     def load(self, *, model: str, dtype: str, vocab: int, seed: int, threads: int) -> dict[str, Any]:
         """Load the model at a path."""
         self.vocab, self.seed, self.threads = vocab, seed, threads
-        self._load(model, dtype)
-        return {}
+        note = self._load(model, dtype)
+        return {"note": note} if note else {}
 
-    def _load(self, model: str, dtype: str) -> None:
+    def _load(self, model: str, dtype: str) -> str | None:
+        """What is remarkable about how it was loaded."""
         raise NotImplementedError
 
     def prompts(self, batch: int, length: int) -> Any:
@@ -192,18 +194,42 @@ class LlamaCpp(Engine):
     """Tokens that each sequence has."""
     next: list[int]
 
-    def _load(self, model: str, dtype: str) -> None:  # noqa: ARG002 - the file decides
+    def _load(self, model: str, dtype: str) -> str | None:  # noqa: ARG002 - the file decides
+        self._start()
+        survives = self._survives(model)
+        self._open_model(model, extra=survives)
+        return None if survives else "without repacked weights (AMX): with them it crashes here"
+
+    def attempt(self, *, model: str, vocab: int, threads: int) -> dict[str, Any]:
+        """Read a prompt with repacked weights, in a process that may crash of it."""
+        self.vocab, self.seed, self.threads = vocab, 0, threads
+        self._start()
+        self._open_model(model, extra=True)
+        return {"seconds": self._read(1, 64, 66)}
+
+    def _start(self) -> None:
         import ctypes
 
         self.lib = lib = need("llama_cpp")
         self.silence = lib.llama_log_callback(lambda *_: None)
         lib.llama_log_set(self.silence, ctypes.c_void_p(0))
         lib.llama_backend_init()
-        self.model = lib.llama_model_load_from_file(model.encode(), lib.llama_model_default_params())
+        self.context = None
+
+    def _survives(self, model: str) -> bool:
+        """Whether another process reads a prompt: builds use instructions that a virtual machine may not grant."""
+        request = {"do": "attempt", "model": model, "vocab": self.vocab, "threads": self.threads}
+        command = [sys.executable, __file__, "llamacpp"]
+        done = subprocess.run(command, input=json.dumps(request), text=True, stdout=subprocess.DEVNULL, check=False)
+        return done.returncode >= 0
+
+    def _open_model(self, model: str, *, extra: bool) -> None:
+        params = self.lib.llama_model_default_params()
+        params.use_extra_bufts = extra
+        self.model = self.lib.llama_model_load_from_file(model.encode(), params)
         if not self.model:
             raise NotHereError(f"llama.cpp cannot load {model}")
-        self.rows = lib.llama_vocab_n_tokens(lib.llama_model_get_vocab(self.model))
-        self.context = None
+        self.rows = self.lib.llama_vocab_n_tokens(self.lib.llama_model_get_vocab(self.model))
 
     def open(self, *, batch: int, context: int, capacity: int) -> dict[str, Any]:
         """Read the prompts."""

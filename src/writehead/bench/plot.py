@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import textwrap
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from importlib.util import find_spec
@@ -11,6 +12,9 @@ from typing import Any, Literal
 from writehead.errors import MissingDependencyError
 
 Row = Mapping[str, Any]
+
+_FOOT_WIDTH = 160
+"""Letters of a line at the foot."""
 
 _MANY = 8
 """Names that stand beside each other without being turned."""
@@ -71,7 +75,8 @@ def draw(plot: Plot, rows: Sequence[Row], stem: Path, *, title: str, foot: str) 
     axes.grid(visible=True, axis="y", alpha=0.3)
     if plot.by:
         figure.legend(title=", ".join(plot.by), loc="outside right upper")
-    figure.supxlabel(foot, fontsize=6, color="gray")
+    lines = [part for line in foot.splitlines() for part in textwrap.wrap(line, _FOOT_WIDTH)]
+    figure.supxlabel("\n".join(lines), fontsize=6, color="gray")
     png, svg = files(stem)
     # The same rows make the same file, and text stays text.
     with matplotlib.rc_context({"svg.hashsalt": "writehead", "svg.fonttype": "none"}):

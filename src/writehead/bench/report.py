@@ -12,7 +12,7 @@ from typing import Any
 from writehead.bench import machine, plot
 from writehead.errors import UsageError
 
-_NUMBER_WIDTH, _TEXT_WIDTH = 11, 16
+_NUMBER_WIDTH, _TEXT_WIDTH = 11, 17
 
 
 class Report:

@@ -203,7 +203,8 @@ def peers(
     others = what.peer_sides(paths, python=peer_python, vocab=vocab, seed=seed)
     with stopping([*own, *others]):
         skipped = what.measure(report, own, others, paths, works, steps=steps, rounds=rounds)
-    report.finish(what.PLOT, skipped=skipped)
+    notes = {side.name: side.loaded["note"] for side in others if side.loaded.get("note")}
+    report.finish(what.PLOT, skipped=skipped, notes=notes)
 
 
 def grid(name: str, text: str) -> list[tuple[int, int]]:
@@ -228,7 +229,8 @@ def start_report(
     """The report of a sub-verb, whose settings are all its options but those of the report itself."""
     from writehead.bench.report import Report
 
-    settings = {key: value for key, value in context.params.items() if key not in ("seed", "csv", "plot", "trace")}
+    own = {key: value for key, value in context.params.items() if key not in ("seed", "csv", "plot", "trace")}
+    settings = {key: str(value) if isinstance(value, Path) else value for key, value in own.items()}
     return Report(
         name, columns, command=command_line(context), seed=seed, settings=settings, csv_file=csv, plot_stem=plot
     )

@@ -18,8 +18,10 @@ WAITS = 60
 
 
 def test_transformers_takes_turns_with_us(measure: Measure, tiny_model: Path) -> None:
-    found = measure("peers", "-m", tiny_model, "--peer", "transformers-fp32", "--weights", "fp32,bf16", *WORK)
+    found = measure("peers", "-m", tiny_model, "--peer", "transformers-fp32", "--weights", "fp32,bf16",
+                    "--peer-python", sys.executable, *WORK)  # fmt: skip
     assert found["skipped"] == {}
+    assert found["settings"]["peer_python"] == sys.executable
     rows = {(row["work"], row["engine"]): row for row in found["rows"]}
     assert set(rows) == {
         (work, engine)
