@@ -8,9 +8,14 @@ time, cast on the way. Nothing is initialized, and nothing is held twice.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import math
 import mmap
 import os
+import sys
+import threading
+import time
+import weakref
 from collections.abc import Callable, Collection, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -46,6 +51,8 @@ _MAX_TOKENIZER_BYTES = 256 << 20  # the largest public ones are below 40 MB
 NUM_LOADERS = min(4, os.cpu_count() or 1)
 
 _HUGE_PAGE = 1 << 21
+_MADV_COLLAPSE = 25
+_GATHER_AFTER, _GATHER_PAUSE = 2.0, 0.001  # seconds
 
 _BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.1, "int4": 4.7}
 """Bits of a weight with its share of the scales, widest first."""
@@ -165,7 +172,7 @@ def load_weights(
     """Give a meta decoder memory and stream the checkpoint into it, rounded and packed on the way."""
     rules = stored_rules(source, {name: tuple(p.shape) for name, p in decoder.named_parameters()})
     check_aliases(source)
-    parameters = _allocate(decoder, format, source.path, cache_bytes)
+    memory, parameters = _allocate(decoder, format, source.path, cache_bytes)
     checkpoint = source.checkpoint
 
     def load(rule: Rule) -> None:
@@ -183,6 +190,8 @@ def load_weights(
     with ThreadPoolExecutor(NUM_LOADERS) as pool:
         for _ in pool.map(load, rules):
             pass
+    block = (weakref.ref(decoder), memory.data_ptr(), memory.numel())
+    threading.Thread(target=_gather_pages, args=block, name="gather pages", daemon=True).start()
 
 
 def stored_rules(source: ModelSource, shapes: Mapping[str, Shape]) -> list[Rule]:
@@ -235,11 +244,10 @@ def load_tokenizer(source: ModelSource) -> Tokenizer:
     return tokenizer
 
 
-def _allocate(decoder: Decoder, format: Format, path: Path, cache_bytes: int) -> dict[str, Tensor | PackedWeight]:
-    """Replace the meta parameters by slices of one block of memory, in huge pages where the system grants them.
-
-    Fewer page faults while loading, fewer TLB misses in every product after that. The block lives as long as a slice.
-    """
+def _allocate(
+    decoder: Decoder, format: Format, path: Path, cache_bytes: int
+) -> tuple[Tensor, dict[str, Tensor | PackedWeight]]:
+    """Replace the meta parameters by slices of one block of memory, which lives as long as a slice does."""
     meta = dict(decoder.named_parameters())
     products = _products(decoder) if format.packed else set()
     for name in products:
@@ -250,10 +258,7 @@ def _allocate(decoder: Decoder, format: Format, path: Path, cache_bytes: int) ->
     }
     total = -(-sum(-(-size // 64) * 64 for size in sizes.values()) // _HUGE_PAGE) * _HUGE_PAGE
     _check_memory(total, cache_bytes, format, path)
-    block = mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
-    if hasattr(mmap, "MADV_HUGEPAGE"):
-        block.madvise(mmap.MADV_HUGEPAGE)
-    memory = torch.frombuffer(block, dtype=torch.uint8)
+    memory = torch.frombuffer(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
     parameters: dict[str, Tensor | PackedWeight] = {}
     start = 0
     for name, parameter in meta.items():
@@ -267,7 +272,27 @@ def _allocate(decoder: Decoder, format: Format, path: Path, cache_bytes: int) ->
         else:
             parameters[name] = nn.Parameter(part.view(format.dtype).view(parameter.shape), requires_grad=False)
         setattr(owner, attribute, parameters[name])
-    return parameters
+    return memory, parameters
+
+
+def _gather_pages(owner: weakref.ref[Decoder], address: int, size: int) -> None:
+    """Ask the system to make huge pages of a block that is in use, page by page: fewer TLB misses in every product.
+
+    Not while loading: on a virtual machine the first touch of a huge page costs several times that of its parts
+    (docs/decisions/0004). And not at once: the first tokens come before. Ends with the owner; systems without
+    MADV_COLLAPSE (Linux 6.1) refuse the first page.
+    """
+    if sys.platform != "linux":
+        return
+    madvise = ctypes.CDLL(None).madvise  # mmap's own keeps the interpreter's lock
+    madvise.argtypes = (ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int)
+    time.sleep(_GATHER_AFTER)
+    for page in range(-(-address // _HUGE_PAGE), (address + size) // _HUGE_PAGE):
+        keep = owner()
+        if keep is None or madvise(page * _HUGE_PAGE, _HUGE_PAGE, _MADV_COLLAPSE):
+            return
+        del keep
+        time.sleep(_GATHER_PAUSE)
 
 
 def packed_specs(config: ModelConfig, format: Format) -> dict[str, tuple[Shape, Format | None]]:

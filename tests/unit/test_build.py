@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import gc
 import json
 import mmap
 import os
 import re
+import threading
 import time
+import weakref
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -209,3 +212,22 @@ def test_a_huge_file_of_a_tokenizer_is_not_read(tmp_path: Path, name: str) -> No
         file.truncate(1 << 40)  # zeros that take no room
     with pytest.raises(TokenizerError, match=rf"{name}: 1099511627776 bytes are too many for a tokenizer's file"):
         load_tokenizer(open_source(tmp_path))
+
+
+def test_huge_pages_change_no_number_and_do_not_hold_the_decoder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(build, "_GATHER_AFTER", 0.0)
+    monkeypatch.setattr(build, "_HUGE_PAGE", 4096)  # what the tiny block has whole pages of
+    write_tiny_model(tmp_path)
+    decoder = build.build(open_source(tmp_path), weights="fp32", kernels=kernel_backends.load("reference"))
+    for thread in threading.enumerate():
+        if thread.name == "gather pages":
+            thread.join(30)
+            assert not thread.is_alive()
+    state = load_file(tmp_path / "model.safetensors")
+    assert torch.equal(decoder.get_parameter("embed.weight"), state["transformer.wte.weight"])
+    monkeypatch.setattr(build, "_GATHER_AFTER", 0.2)
+    owner = weakref.ref(build.build(open_source(tmp_path), weights="fp32", kernels=kernel_backends.load("reference")))
+    gc.collect()
+    assert owner() is None

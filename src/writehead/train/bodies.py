@@ -1,8 +1,8 @@
 """Function bodies: does a model write code that parses, and does it know where a function ends?
 
 A body is cut from a held-out file after the signature and docstring. The prompt is the file up to there, as an editor
-would send it, or the function alone at column 0, as a user would type it; without the line break that follows. The
-completion ends where the model ends the text, or before its
+would send it, or the function alone at column 0, as a user would type it; without the line break that follows. It opens
+as the tokenizer opens every prompt, with end-of-text. The completion ends where the model ends the text, or before its
 first line that is indented no deeper than the `def`; it counts if header and completion are one valid function with at
 least one statement. A completion that does not end within the limit fails.
 """
@@ -18,7 +18,7 @@ from dataclasses import dataclass, replace
 from tokenizers import Tokenizer
 
 from writehead.train.corpus import SourceFile
-from writehead.train.vocabulary import encode_text
+from writehead.train.vocabulary import END_OF_TEXT_ID, encode_text
 
 MAX_NEW_TOKENS = 400
 
@@ -72,7 +72,7 @@ class BodyResult:
 def function_bodies(bodies: Sequence[Body], tokenizer: Tokenizer, complete: Complete, *, context: int) -> BodyResult:
     """Complete each body greedily and check it. A prompt too long for the context loses its beginning."""
     limit = min(MAX_NEW_TOKENS, context // 2)
-    prompts = [encode_text(tokenizer, body.prompt)[limit - context :] for body in bodies]
+    prompts = [[END_OF_TEXT_ID, *encode_text(tokenizer, body.prompt)][limit - context :] for body in bodies]
     completions = tuple(complete(prompts, limit))
     passed = tuple(is_function(b, c) for b, c in zip(bodies, completions, strict=True))
     return BodyResult(tuple(bodies), completions, passed)

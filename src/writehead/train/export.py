@@ -6,12 +6,12 @@ import json
 from pathlib import Path
 
 import torch
-from tokenizers import Tokenizer
+from tokenizers import Tokenizer, processors
 
 from writehead.checkpoint.writer import write_safetensors
 from writehead.models.decoder import Decoder
 from writehead.models.families import FAMILIES
-from writehead.train.vocabulary import END_OF_TEXT
+from writehead.train.vocabulary import END_OF_TEXT, END_OF_TEXT_ID
 
 
 def export(model: Decoder, tokenizer: Tokenizer, out: Path, *, dtype: torch.dtype = torch.bfloat16) -> None:
@@ -27,7 +27,12 @@ def export(model: Decoder, tokenizer: Tokenizer, out: Path, *, dtype: torch.dtyp
         tensors |= rule.export(parameters[rule.target].detach().to(dtype))
     values = family.write(config) | {"dtype": str(dtype).removeprefix("torch.")}
     write_safetensors(out, tensors, config=values, overwrite=True)
-    tokenizer.save(str(out / "tokenizer.json"))
+    opening = Tokenizer.from_str(tokenizer.to_str())
+    # A document began after an end-of-text token while training; without one, a prompt looks like the middle of a file.
+    opening.post_processor = processors.TemplateProcessing(
+        single=[END_OF_TEXT, "$A"], pair=[END_OF_TEXT, "$A", "$B"], special_tokens=[(END_OF_TEXT, END_OF_TEXT_ID)]
+    )
+    opening.save(str(out / "tokenizer.json"))
     settings = {
         "tokenizer_class": "PreTrainedTokenizerFast",
         "bos_token": END_OF_TEXT,
