@@ -22,6 +22,9 @@ _WHOLE = {
     "batch": (1, 1 << 16),
     "accumulate": (1, 1 << 16),
     "warmup": (0, 10**9),
+    "loop_every": (1, 10**9),
+    "loop_batch": (1, 1 << 16),
+    "loop_tokens": (1, 1 << 20),
     "seed": (0, 2**64 - 1),  # what both torch and numpy take
     "eval_every": (1, 10**9),
     "eval_files": (1, 10**9),
@@ -69,6 +72,11 @@ class TrainConfig:
     beta2: float = 0.98
     clip: float = 1.0
     repetition: float = 1.0  # weight of unlikelihood against repeating the last tokens; 0: plain cross-entropy
+    loop_share: float = 0.25  # share of the run, at its end, that also trains against loops (loops.py); 0: none
+    loop_every: int = 2  # steps from one that does so to the next
+    loop_batch: int = 32  # greedy completions of such a step
+    loop_tokens: int = 160  # tokens of a completion, fewer in a short context
+    loop_weight: float = 1.0
     dtype: Literal["float32", "bfloat16"] = "bfloat16"
     seed: int = 0
 
@@ -89,13 +97,14 @@ class TrainConfig:
             _require(value is None or low <= value <= high, name, value, f"from {low} to {high}")
         for name in ("lr", "clip", "checkpoint_minutes"):
             _require(getattr(self, name) > 0, name, getattr(self, name), "more than 0")
-        for name in ("fim_rate", "function_rate", "short_share", "repetition"):
+        for name in ("fim_rate", "function_rate", "short_share", "repetition", "loop_share"):
             _require(0 <= getattr(self, name) <= 1, name, getattr(self, name), "between 0 and 1")
         for name in ("beta1", "beta2"):
             _require(0 <= getattr(self, name) < 1, name, getattr(self, name), "at least 0 and below 1")
         _require(0 < self.held_out < 1, "held_out", self.held_out, "between 0 and 1, both excluded")
         _require(0 <= self.min_lr <= self.lr, "min_lr", self.min_lr, f"between 0 and the learning rate {self.lr}")
-        _require(self.weight_decay >= 0, "weight_decay", self.weight_decay, "at least 0")
+        for name in ("weight_decay", "loop_weight"):
+            _require(getattr(self, name) >= 0, name, getattr(self, name), "at least 0")
         fewer = f"below the number of steps, {self.steps}; lower warmup (0 is none), or raise steps"
         _require(self.warmup < self.steps, "warmup", self.warmup, fewer)
         _require(self.width % self.heads == 0, "width", self.width, f"a multiple of the {self.heads} heads")

@@ -12,6 +12,7 @@ from pathlib import Path
 import torch
 from rich.progress import BarColumn, TextColumn, TimeElapsedColumn
 from rich.progress import Progress as Bar
+from torch import Tensor
 
 from writehead import kernels
 from writehead.errors import UsageError
@@ -24,6 +25,7 @@ from writehead.train.data import Batch, Batches
 from writehead.train.evaluate import bits_per_byte
 from writehead.train.export import export
 from writehead.train.init import initialize
+from writehead.train.loops import LoopStage
 from writehead.train.loss import loss_sum
 from writehead.train.optimizer import learning_rate, make_optimizer, set_learning_rate
 from writehead.train.state import FILE_NAME, Progress, load_state, save_state
@@ -89,7 +91,10 @@ def train(config: TrainConfig, *, show_progress: bool = True) -> TrainResult:
     def evaluate() -> float:
         return bits_per_byte(model, tokenizer, sample, context=config.context).mean
 
-    run = Run(config, model=model, optimizer=optimizer, batches=batches, progress=progress, evaluate=evaluate)
+    run = Run(
+        config, model=model, optimizer=optimizer, batches=batches, loops=LoopStage(corpus.train, tokenizer, config),
+        progress=progress, evaluate=evaluate,
+    )  # fmt: skip
     result = run.finish(show_progress=show_progress)
     export(model, tokenizer, result.model)
     return result
@@ -103,10 +108,12 @@ def optimizer_step(
     clip: float,
     dtype: torch.dtype,
     repetition: float = 0.0,
+    extra: Callable[[], Tensor | None] | None = None,
 ) -> tuple[float, int]:
     """One step over all passes in `batches`; returns the mean loss in nats and the number of tokens.
 
     Gradients are those of sum / num_tokens over all passes, so accumulation changes nothing but memory.
+    Those of the loss that `extra` returns, if any, are added before clipping.
     """
     passes = list(batches)
     num_tokens = sum(b.targets.numel() for b in passes)
@@ -115,6 +122,8 @@ def optimizer_step(
         loss = loss_sum(model, batch, dtype=dtype, repetition=repetition)
         (loss / num_tokens).backward()
         total += loss.item()
+    if extra is not None and (loss_of_extra := extra()) is not None:
+        loss_of_extra.backward()
     torch.nn.utils.clip_grad_norm_(model.parameters(), clip)
     optimizer.step()
     optimizer.zero_grad(set_to_none=True)
@@ -131,11 +140,12 @@ class Run:
         model: Decoder,
         optimizer: torch.optim.Optimizer,
         batches: Batches,
+        loops: LoopStage,
         progress: Progress,
         evaluate: Callable[[], float],
     ) -> None:
         self.config, self.model, self.optimizer, self.batches = config, model, optimizer, batches
-        self.progress, self.evaluate = progress, evaluate
+        self.loops, self.progress, self.evaluate = loops, progress, evaluate
         self._dtype = getattr(torch, config.dtype)
         self._started = time.monotonic() - progress.seconds
 
@@ -175,6 +185,13 @@ class Run:
         passes = [next(self.batches) for _ in range(self.config.accumulate)]
         if self.fraction < self.config.short_share:
             passes = [batch.halved() for batch in passes]
+        measured: dict[str, float] = {}
+
+        def against_loops() -> Tensor | None:
+            loss, measured["repeated"] = self.loops.loss(self.model, step=self.progress.step + 1)
+            return loss if loss.requires_grad else None
+
+        due = self.loops.due(step=self.progress.step + 1, fraction=self.fraction)
         loss, tokens = optimizer_step(
             self.model,
             self.optimizer,
@@ -182,6 +199,7 @@ class Run:
             clip=self.config.clip,
             dtype=self._dtype,
             repetition=self.config.repetition,
+            extra=against_loops if due else None,
         )
         if not math.isfinite(loss):
             raise UsageError(
@@ -192,7 +210,7 @@ class Run:
         self.progress.tokens += tokens
         self.progress.seconds = time.monotonic() - self._started
         if self.progress.step % 10 == 0 or self.progress.step == 1:
-            self._log(loss=loss, lr=lr)
+            self._log(loss=loss, lr=lr, **measured)
         return loss
 
     def save(self) -> None:

@@ -16,7 +16,8 @@ VALUES = {
     "layers": 2, "width": 64, "heads": 2, "context": 32, "steps": 9, "batch": 3, "accumulate": 2, "short_share": 0.3,
     "lr": 0.01, "min_lr": 0.001, "warmup": 1, "weight_decay": 0.2, "beta1": 0.8, "beta2": 0.7, "clip": 2.0,
     "dtype": "bfloat16", "seed": 5, "minutes": 0.5, "checkpoint_minutes": 1.5, "eval_every": 4, "eval_files": 2,
-    "threads": 1, "optimizer": "adamw", "repetition": 0.5,
+    "threads": 1, "optimizer": "adamw", "repetition": 0.5, "loop_share": 0.1, "loop_every": 3, "loop_batch": 2,
+    "loop_tokens": 9, "loop_weight": 0.5,
 }  # fmt: skip
 
 

@@ -25,4 +25,5 @@ def config(corpus: Path, tmp_path: Path) -> TrainConfig:
     return TrainConfig(
         out=tmp_path / "run", corpus=str(corpus), held_out=0.2, vocab_size=300, layers=2, width=16, heads=2,
         context=32, steps=6, batch=2, accumulate=2, warmup=2, lr=1e-2, min_lr=1e-3, eval_every=3, eval_files=2,
+        loop_batch=4,
     )  # fmt: skip

@@ -23,6 +23,8 @@ from writehead.train import TrainConfig
         ("vocab_size", 100), ("vocab_size", 65537), ("context", 8), ("context", 33), ("dtype", "int8"),
         ("optimizer", "sgd"), ("minutes", 0.0), ("threads", 0), ("threads", 100_000), ("seed", -1), ("seed", 2**80),
         ("beta1", 1.0), ("beta1", -0.1), ("beta2", 1.0), ("beta2", -0.1), ("weight_decay", -1.0),
+        ("loop_share", 1.1), ("loop_share", -0.1), ("loop_every", 0), ("loop_batch", 0), ("loop_tokens", 0),
+        ("loop_weight", -1.0),
     ],
 )  # fmt: skip
 def test_bad_values_are_named(name: str, value: Any) -> None:
