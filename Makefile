@@ -5,7 +5,7 @@ PYTHON ?= python3
 VENV := .venv
 BIN := $(VENV)/bin
 PIP_INSTALL := $(BIN)/python -m pip install --disable-pip-version-check --quiet --constraint constraints.txt
-DEMO_PROMPT ?= def __repr__(self):
+DEMO_PROMPT ?= def __eq__(self, other):
 SUITE ?= tests
 NATIVE := $(wildcard src/writehead/kernels/cpu/native/*)
 

@@ -22,6 +22,7 @@ from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
+from writehead.kernels import parse_format
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import detect_fim, stop_ids
@@ -36,10 +37,13 @@ def load(
     kernels: str = "auto",
     accept_config_keys: Collection[str] = (),
 ) -> Decoder:
-    """The decoder of a checkpoint as a torch module: token ids [B, T] -> logits [B, T, V]."""
+    """The decoder of a checkpoint as a torch module: token ids [B, T] -> logits [B, T, V].
+
+    Weights of floats are parameters, as torch has them, unless `kernels` is cpu.
+    """
     source = open_source(model, accept_config_keys=accept_config_keys)
-    backend = kernel_backends.load(kernels, weights=weights, packed=source.packed is not None)
-    return build(source, weights=weights, kernels=backend)
+    packed = source.packed is not None or parse_format(weights, packs_floats=False).packed
+    return build(source, weights=weights, kernels=kernel_backends.load(kernels, packed=packed))
 
 
 class LLM:
@@ -72,7 +76,7 @@ class LLM:
             )
         source = open_source(model, accept_config_keys=accept_config_keys)
         self.config = source.config
-        backend = kernel_backends.load(kernels, weights=weights, packed=source.packed is not None)
+        backend = kernel_backends.load(kernels)
         format = weight_format(source, weights, backend)
         dtype, budget = format.cache_dtype, _cache_budget(num_weight_bytes(source, format))
         self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)

@@ -9,7 +9,7 @@ from __future__ import annotations
 import functools
 import json
 import tempfile
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -109,7 +109,7 @@ class _Pack:
         """What is written."""
         whole = self.read.whole([checkpoint.read(name) for name in self.read.sources], self.shape)
         if self.format is None:
-            return {self.read.target: whole}
+            return {self.read.target: whole.float()}
         (spec,) = self.specs().values()
         shape = (self.shape[0], self.shape[1])
         memory = aligned(spec.numel()).zero_()
@@ -147,20 +147,11 @@ def convert(
         moves = _pack_all(source, moves, format)
     specs = {name: tensor for move in moves for name, tensor in move.specs().items()}
     total = sum(tensor.nbytes for tensor in specs.values())
-
-    def stream() -> Iterator[tuple[str, Tensor]]:
-        done = 0
-        for move in moves:
-            tensors = move.tensors(source.checkpoint)
-            yield from tensors.items()
-            done += sum(tensor.nbytes for tensor in tensors.values())
-            if on_bytes is not None:
-                on_bytes(done, total)
-
+    stream = _stream(moves, source.checkpoint, lambda done: on_bytes and on_bytes(done, total))
     with _tokenizer_files(source) as folder:
         has_tokenizer = any((folder / name).is_file() for name in TOKENIZER_FILES if "config" not in name)
         files = write_safetensors(
-            out, specs, stream(), config=config, tokenizer_from=folder, overwrite=overwrite,
+            out, specs, stream, config=config, tokenizer_from=folder, overwrite=overwrite,
             metadata=None if format is None else packed_file.metadata(format),
         )  # fmt: skip
     return Conversion(
@@ -171,6 +162,18 @@ def convert(
         dtypes=[str(format)] if format else sorted({_DTYPE_NAMES[tensor.dtype] for tensor in specs.values()}),
         has_tokenizer=has_tokenizer,
     )
+
+
+def _stream(
+    moves: Iterable[_Move | _Pack], checkpoint: Checkpoint, on_bytes: Callable[[int], object]
+) -> Iterator[tuple[str, Tensor]]:
+    """What is written, one parameter in memory at a time; `on_bytes` hears how much it was so far."""
+    done = 0
+    for move in moves:
+        tensors = move.tensors(checkpoint)
+        yield from tensors.items()
+        done += sum(tensor.nbytes for tensor in tensors.values())
+        on_bytes(done)
 
 
 def _plan(
@@ -200,7 +203,7 @@ def _plan(
 
 def _pack_all(source: ModelSource, moves: Sequence[_Move | _Pack], format: Format) -> list[_Move | _Pack]:
     """The same parameters on their way into a packed file."""
-    specs, kernels = packed_specs(source.config, format), load_kernels("auto", weights=str(format))
+    specs, kernels = packed_specs(source.config, format), load_kernels("auto")
     packs: list[_Move | _Pack] = []
     for move in moves:
         shape, packed = specs[move.read.target]

@@ -41,7 +41,7 @@ struct Packed {
     w = {nullptr, rows, columns, kind, group};
     memory.resize(ops.packed_bytes(&w) + 64);
     w.data = (void*)(((uintptr_t)memory.data() + 63) / 64 * 64);
-    ops.pack(&w, source.data(), columns);
+    ops.pack(&w, source.data(), FP32, columns);
   }
 };
 

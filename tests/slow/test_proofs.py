@@ -37,7 +37,7 @@ def test_a_model_of_santacoders_size_equals_transformers(tmp_path: Path) -> None
 def test_the_box_keeps_its_promises() -> None:
     """On files whose paths were held out, as this Python ships them: never seen, whatever its version.
 
-    The bar for bodies is 50. The model in the box falls short of it (its card says by how much), so this proof fails.
+    The bar for bodies is 50 of 100.
     """
     config = TrainConfig(out=Path())
     held_out = read_corpus(config.corpus, pattern=config.pattern, held_out=config.held_out).held_out

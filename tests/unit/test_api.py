@@ -320,11 +320,11 @@ def test_the_cache_leaves_room_for_the_weights(tiny_model: Path, monkeypatch: py
         monkeypatch.setattr("writehead.build.free_memory", lambda: number + (2 << 20))  # in whole huge pages
 
     free(weights + 3 * row + row // 2)
-    assert LLM(tiny_model).engine.cache.num_rows == 3
+    assert LLM(tiny_model, kernels="reference").engine.cache.num_rows == 3
     free(weights + row // 4)
-    assert LLM(tiny_model).max_model_len == models.NUM_POSITIONS // 4
+    assert LLM(tiny_model, kernels="reference").max_model_len == models.NUM_POSITIONS // 4
     with pytest.raises(UsageError, match=r"^one sequence of 33 tokens .* beside the weights .* to at most 32$"):
-        LLM(tiny_model, max_model_len=33)
+        LLM(tiny_model, kernels="reference", max_model_len=33)
 
 
 def test_memory_without_room_for_a_cache_is_too_little(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

@@ -51,7 +51,7 @@ class Child:
         else:
             config = shapes.structure(model)
             config = replace(config, num_kv_heads=config.num_heads if heads == MULTI_HEAD else 1)
-            backend = kernel_backends.load(kernels, weights=weights)
+            backend = kernel_backends.load(kernels)
             backend = broadcasting(backend) if heads == BROADCAST else backend
             engine = random_engine(config, weights=weights, kernels=backend, num_seqs=1, length=1)
         self._loaded = Subject(model=str(model), engine=engine, load_seconds=0.0)
@@ -111,7 +111,7 @@ def working_bytes(config: ModelConfig, batch: int, length: int, *, expands: bool
 
 def _own_engine(model: str | None, *, weights: str, kernels: str) -> Engine:
     if model is not None and model.startswith(shapes.PREFIX):
-        backend = kernel_backends.load(kernels, weights=weights)
+        backend = kernel_backends.load(kernels)
         return random_engine(shapes.structure(model), weights=weights, kernels=backend, num_seqs=1, length=1)
     return LLM(model, weights=weights, kernels=kernels, max_num_seqs=1, max_model_len=16).engine
 

@@ -49,7 +49,7 @@ def measure(
 ) -> None:  # fmt: skip
     """Rows for the matrix products and norms at each number of rows, and for attention at each (batch, context)."""
     config = replace(config, num_layers=_layers(config), windowed_layers=None)
-    backend = kernel_backends.load(kernels, weights=weights)
+    backend = kernel_backends.load(kernels)
     engine = random_engine(config, weights=weights, kernels=backend, num_seqs=1, length=1)
     decoder = engine.decoder
     for name, call in _products(decoder).items():

@@ -69,7 +69,7 @@ def open_subject(
     start = time.perf_counter()
     if model is not None and model.startswith(shapes.PREFIX):
         config = shapes.structure(model)
-        backend = kernel_backends.load(kernels, weights=weights)
+        backend = kernel_backends.load(kernels)
         engine = random_engine(config, weights=weights, kernels=backend, num_seqs=num_seqs, length=length,
                                max_step_tokens=max_step_tokens)  # fmt: skip
     else:

@@ -139,8 +139,8 @@ class Rule:
             target.add_(self.shift)
 
     def whole(self, sources: Sequence[Tensor], shape: Shape) -> Tensor:
-        """The target in fp32: the source itself where that is all of it, else new memory."""
-        if self.layout == Same() and not self.shift and sources[0].dtype is torch.float32:
+        """The target: the source itself where that is all of it, in whatever float dtype, else new memory in fp32."""
+        if self.layout == Same() and not self.shift and sources[0].is_floating_point():
             return sources[0]
         target = torch.empty(shape)
         self.load(sources, target)

@@ -24,20 +24,22 @@ def names() -> tuple[str, ...]:
     return *BACKENDS, *sets
 
 
-def load(name: str = "auto", *, weights: str = "auto", packed: bool = False) -> Kernels:
+def load(name: str = "auto", *, packed: bool = True) -> Kernels:
     """Choose a backend by name. `auto` takes the fastest that runs here; an explicit choice never falls back.
 
-    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. `auto` takes it
-    unless the `weights` are fp32, and not `packed` in their file: there oneDNN is as fast and leaves plain tensors.
-    `reference-broadcast` is the reference with the other published MQA computation, for comparisons.
+    `cpu` is the native library; `cpu-avx2` and the like are one instruction set of it, for tests. It packs all weights:
+    with `packed` false, `auto` is oneDNN, which leaves plain tensors of floats. `reference-broadcast` is the reference
+    with the other published MQA computation, for comparisons.
     """
     if name == "auto":
-        plain = not packed and weights in ("auto", "fp32")
-        reason = onednn.unavailable() if plain else cpu.unavailable()
-        if reason is None:
-            return onednn.OneDNNKernels() if plain else cpu.CPUKernels()
-        logging.getLogger(__name__).warning("kernels: %s; using the reference, which is slower", reason)
-        return ReferenceKernels("queries")
+        reasons = [cpu.unavailable()] if packed else []
+        if reasons == [None]:
+            return cpu.CPUKernels()
+        reasons.append(onednn.unavailable())
+        found = ReferenceKernels("queries") if reasons[-1] else onednn.OneDNNKernels()
+        for said in filter(None, reasons):
+            logging.getLogger(__name__).warning("kernels: %s; using %s, which is slower", said, found.name)
+        return found
     if name == "cpu" or name.startswith("cpu-"):
         return cpu.CPUKernels(name.partition("-")[2] or None)
     match name:

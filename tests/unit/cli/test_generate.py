@@ -234,7 +234,7 @@ REFUSALS = [
     (["a", "--logit-bias", "1"], "--logit-bias is '1'; expected ID=BIAS"),
     (["a", "--logit-bias", "1=nan"], "logit_bias maps 1 to nan"),
     (["a", "--stop-token-ids", "400"], "stop_token_ids has the token id 400"),
-    (["a", "--weights", "int3"], "weights: 'int3' is not a dtype; choose auto, fp32, bf16, fp16"),
+    (["a", "--weights", "int3"], "weights: 'int3' is not a format; choose auto, fp32, bf16, fp16"),
     (["a", "--kernels", "magic"], "kernels: there is no backend 'magic'"),
     (["a", "--max-model-len", "129"], "max_model_len is 129, but the model has only 128 positions"),
     (["a", "--max-model-len", "0"], "max_model_len is 0; expected a whole number from 1"),

@@ -20,6 +20,7 @@ from writehead.errors import CheckpointError, UsageError
 from writehead.train import TrainConfig, train
 from writehead.train.state import FILE_NAME, read_state
 from writehead.train.trainer import Run
+from writehead.train.vocabulary import END_OF_TEXT_ID
 
 
 class ProcessDiedError(Exception):
@@ -187,7 +188,10 @@ def test_bfloat16_trains(config: TrainConfig) -> None:
     assert result.held_out_bits_per_byte < 8
 
 
-def test_tokenizer_is_the_published_one(config: TrainConfig) -> None:
+def test_the_published_tokenizer_is_the_runs_and_opens_a_prompt(config: TrainConfig) -> None:
     result = train(config, show_progress=False)
     made, published = (Tokenizer.from_file(str(d / "tokenizer.json")) for d in (config.out, result.model))
-    assert made.to_str() == published.to_str()
+    text = "def f(x):\n    return 10"
+    ids = made.encode(text, add_special_tokens=False).ids
+    assert published.encode(text, add_special_tokens=False).ids == ids
+    assert published.encode(text).ids == [END_OF_TEXT_ID, *ids]  # a document began so while training

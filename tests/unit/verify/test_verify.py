@@ -201,7 +201,7 @@ class TestFails:
             decoder.get_parameter("layers.1.mlp.down.weight")[3, 5] += 0.05
 
         damage(monkeypatch, change)
-        report = verify(bigcode, max_new_tokens=4)
+        report = verify(bigcode, max_new_tokens=4, kernels="reference")
         assert {"logits", "cached decoding", "ragged batch"} <= failing(report)
         assert not {"cached = uncached", "queries = broadcast", "queries = tiled"} & failing(report)
         with pytest.raises(VerificationError, match=r"of 10 comparisons failed \(logits: .* where 2e-05 is allowed"):
@@ -217,7 +217,9 @@ class TestFails:
             weight[start:] = torch.cat([weight[start + size :], weight[start : start + size]])
 
         damage(monkeypatch, change)
-        assert {"logits", "ragged batch"} <= failing(verify(request.getfixturevalue(model), max_new_tokens=4))
+        assert {"logits", "ragged batch"} <= failing(
+            verify(request.getfixturevalue(model), max_new_tokens=4, kernels="reference")
+        )
 
     def test_swapped_queries_and_keys(self, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def change(decoder: Decoder) -> None:
@@ -227,7 +229,7 @@ class TestFails:
             weight[key] = first
 
         damage(monkeypatch, change)
-        assert {"logits", "cached decoding"} <= failing(verify(llama, max_new_tokens=4))
+        assert {"logits", "cached decoding"} <= failing(verify(llama, max_new_tokens=4, kernels="reference"))
 
     def test_the_wrong_gelu(self, bigcode: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def open_source(*args: Any, **options: Any) -> building.ModelSource:
@@ -236,7 +238,9 @@ class TestFails:
             return replace(source, config=replace(source.config, activation="gelu"))
 
         monkeypatch.setattr(comparisons, "open_source", open_source)
-        assert {"logits", "cached decoding", "ragged batch"} <= failing(verify(bigcode, max_new_tokens=4))
+        assert {"logits", "cached decoding", "ragged batch"} <= failing(
+            verify(bigcode, max_new_tokens=4, kernels="reference")
+        )
 
     def test_a_weight_rule_that_forgets_to_transpose(self, santacoder: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def open_source(*args: Any, **options: Any) -> building.ModelSource:
@@ -245,7 +249,9 @@ class TestFails:
             return replace(source, rules=replace(source.rules, rules=rules))
 
         monkeypatch.setattr(comparisons, "open_source", open_source)
-        assert {"logits", "cached decoding", "ragged batch"} <= failing(verify(santacoder, max_new_tokens=4))
+        assert {"logits", "cached decoding", "ragged batch"} <= failing(
+            verify(santacoder, max_new_tokens=4, kernels="reference")
+        )
 
     def test_a_cache_that_stores_in_the_wrong_place(self, bigcode: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         store = reference.ReferenceKernels.store
@@ -254,7 +260,7 @@ class TestFails:
             store(self, cache, layer, k, torch.zeros_like(v) if len(cache.slots) == 1 else v)
 
         monkeypatch.setattr(reference.ReferenceKernels, "store", shifted)
-        wrong = failing(verify(bigcode, max_new_tokens=4))
+        wrong = failing(verify(bigcode, max_new_tokens=4, kernels="reference"))
         assert {"cached decoding", "cached = uncached", "ragged = single"} <= wrong
         assert "logits" not in wrong
 
@@ -266,7 +272,7 @@ class TestFails:
             return attend(self, q, replace(cache, groups=groups), *rest)
 
         monkeypatch.setattr(reference.ReferenceKernels, "cached_attention", longest)
-        wrong = failing(verify(llama, max_new_tokens=4))
+        wrong = failing(verify(llama, max_new_tokens=4, kernels="reference"))
         assert {"ragged batch", "ragged = single"} <= wrong
         assert not {"logits", "cached = uncached"} & wrong
 
@@ -277,7 +283,10 @@ class TestFails:
             return broadcast(*args) * 1.01
 
         monkeypatch.setattr(reference, "broadcast_heads", scaled)
-        assert failing(verify(bigcode, max_new_tokens=4)) == {"queries = broadcast", "broadcast = tiled"}
+        assert failing(verify(bigcode, max_new_tokens=4, kernels="reference")) == {
+            "queries = broadcast",
+            "broadcast = tiled",
+        }
 
     def test_heads_tiled_in_the_wrong_order(self, llama: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def tile(qkv: torch.Tensor, config: Any) -> torch.Tensor:
@@ -285,7 +294,7 @@ class TestFails:
             return torch.cat([q, k, k, v, v])
 
         monkeypatch.setattr(subject, "_tile", tile)
-        assert failing(verify(llama, max_new_tokens=4)) == {"queries = tiled", "broadcast = tiled"}
+        assert failing(verify(llama, max_new_tokens=4, kernels="reference")) == {"queries = tiled", "broadcast = tiled"}
 
     def test_nans(self, bigcode: Path, monkeypatch: pytest.MonkeyPatch) -> None:
         def change(decoder: Decoder) -> None:

@@ -19,7 +19,7 @@ from writehead.kernels.packed import FLOATS, KINDS, PackedWeight
 from writehead.kernels.reference import ReferenceKernels, position_bias
 
 ACTIVATIONS = ("none", "gelu_tanh", "gelu", "silu", "relu")
-_CACHE_KINDS = {dtype: KINDS.index(name) for name, dtype in FLOATS.items()}
+_FLOAT_KINDS = {dtype: KINDS.index(name) for name, dtype in FLOATS.items()}
 
 
 def unavailable(instructions: str | None = None) -> str | None:
@@ -54,10 +54,10 @@ class CPUKernels(ReferenceKernels):
         library.handle.writehead_threads(torch.get_num_threads())
 
     def pack(self, weight: Tensor, into: PackedWeight) -> None:
-        wide = weight.float()
-        if wide.stride(1) != 1:
-            wide = wide.contiguous()
-        self._ops.pack(byref(into.record), wide.data_ptr(), wide.stride(0))
+        source = weight if weight.dtype in _FLOAT_KINDS else weight.float()
+        if source.stride(1) != 1:
+            source = source.contiguous()
+        self._ops.pack(byref(into.record), source.data_ptr(), _FLOAT_KINDS[source.dtype], source.stride(0))
 
     def linear(
         self,
@@ -122,7 +122,7 @@ class CPUKernels(ReferenceKernels):
 
     def store(self, cache: CacheView, layer: int, k: Tensor, v: Tensor) -> None:
         keys, values = cache.keys[layer], cache.values[layer]
-        if not _native(k) or keys.dtype not in _CACHE_KINDS:
+        if not _native(k) or keys.dtype not in _FLOAT_KINDS:
             return super().store(cache, layer, k, v)
         k, v = _heads(k), _heads(v)
         if k.stride(0) != v.stride(0):
@@ -130,13 +130,13 @@ class CPUKernels(ReferenceKernels):
         tokens, kv_heads, dim = k.shape
         self._ops.store(
             tokens, kv_heads, dim, k.stride(0), k.data_ptr(), v.data_ptr(), cache.rows.data_ptr(),
-            cache.slots.data_ptr(), keys.shape[2], _CACHE_KINDS[keys.dtype], keys.data_ptr(), values.data_ptr(),
+            cache.slots.data_ptr(), keys.shape[2], _FLOAT_KINDS[keys.dtype], keys.data_ptr(), values.data_ptr(),
         )  # fmt: skip
         return None
 
     def cached_attention(self, q: Tensor, cache: CacheView, layer: int, spec: AttentionSpec) -> Tensor:
         keys, values = cache.keys[layer], cache.values[layer]
-        if not _native(q) or keys.dtype not in _CACHE_KINDS:
+        if not _native(q) or keys.dtype not in _FLOAT_KINDS:
             return super().cached_attention(q, cache, layer, spec)
         q = _heads(q)
         _, heads, dim = q.shape
@@ -146,7 +146,7 @@ class CPUKernels(ReferenceKernels):
         call = Attention(
             q.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(), first.data_ptr(), new.data_ptr(),
             rows.data_ptr(), lengths.data_ptr(), _pointer(bias), len(first), heads, keys.shape[1], dim, q.stride(0),
-            keys.shape[2], spec.window or 0, 0 if bias is None else bias.shape[1], spec.scale, _CACHE_KINDS[keys.dtype],
+            keys.shape[2], spec.window or 0, 0 if bias is None else bias.shape[1], spec.scale, _FLOAT_KINDS[keys.dtype],
         )  # fmt: skip
         self._ops.attention(byref(call))
         return out

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 FILE_NAME = "libwritehead_cpu.so"
-ABI = 1
+ABI = 2
 
 
 class Weight(Structure):
@@ -41,7 +41,7 @@ class Ops(Structure):
 
     _fields_ = (
         ("packed_bytes", CFUNCTYPE(_L, _W)),
-        ("pack", CFUNCTYPE(None, _W, _P, _L)),
+        ("pack", CFUNCTYPE(None, _W, _P, _I, _L)),
         ("linear", CFUNCTYPE(None, _W, _L, _P, _P, _I, _P, _P)),
         ("embed", CFUNCTYPE(None, _W, _L, _P, _P)),
         ("norm", CFUNCTYPE(None, _I, _L, _L, _P, _P, _P, _F, _F, _P)),

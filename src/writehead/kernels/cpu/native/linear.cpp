@@ -67,15 +67,6 @@ struct Rows {
   int count;
 };
 
-static float largest(const float* x, int64_t n) {
-  vf m{};
-  int64_t i = 0;
-  for (; i + VL <= n; i += VL) m = max(m, abs(loadu<vf>(x + i)));
-  float r = max_lanes(m);
-  for (; i < n; i++) r = most(r, fabsf(x[i]));
-  return r;
-}
-
 // Moves the largest values of `x` [n] to the outliers; ties go to the first. `tops` holds the largest of each block.
 static void split_outliers(float* x, int64_t n, float* tops, float* outliers, int32_t* places, int count) {
   int64_t blocks = (n + BLOCK - 1) / BLOCK;
@@ -311,20 +302,39 @@ template <int KIND> static inline vf weights_float(const uint8_t* p, int64_t at)
   return KIND == BF16 ? from_bf16((const uint16_t*)p + at) : from_half((const uint16_t*)p + at);
 }
 
+// The rows of x: where they are, or `stride` apart where that is not their width.
+struct Floats {
+  const float* values;
+  int64_t stride;
+};
+
+// Many rows a power of two apart would all fall into the same few sets of the cache: copies lie off it.
+static Floats spread(const Weight& w, int64_t m, const float* x) {
+  static thread_local Buffer<float> memory;
+  if (m == 1) return {x, w.columns};
+  Floats f{nullptr, round_up(w.columns, 16) + 16};
+  float* to = memory.take(m * f.stride);
+  f.values = to;
+  pool::parallel((int)least<int64_t>(m, m * w.columns / 65536), [&](int part, int parts) {
+    for (int64_t i = m * part / parts; i < m * (part + 1) / parts; i++) std::memcpy(to + i * f.stride, x + i * w.columns, 4 * w.columns);
+  });
+  return f;
+}
+
 template <int KIND, int MR, int NT>
-static void block_float(const Weight& w, const float* x, const Target& t, int64_t m, int64_t tile) {
+static void block_float(const Weight& w, const Floats& x, const Target& t, int64_t m, int64_t tile) {
   constexpr int NV = NT * TV;
   vf acc[MR][NV] = {};
   const uint8_t* data[NT];
   for (int n = 0; n < NT; n++) data[n] = tile_at(w, tile + n);
-  const float* a = x + m * w.columns;
+  const float* a = x.values + m * x.stride;
   for (int64_t k = 0; k < w.columns; k++) {
     vf wv[NV];
     for (int n = 0; n < NT; n++)
       for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_float<KIND>(data[n], k * TILE + i * VL);
 #pragma GCC unroll 12
     for (int i = 0; i < MR; i++) {
-      vf av = splat(a[i * w.columns + k]);
+      vf av = splat(a[i * x.stride + k]);
 #pragma GCC unroll 8
       for (int j = 0; j < NV; j++) acc[i][j] = fma(av, wv[j], acc[i][j]);
     }
@@ -334,7 +344,7 @@ static void block_float(const Weight& w, const float* x, const Target& t, int64_
 }
 
 template <int KIND, int MR>
-static void rows_float(const Weight& w, const float* x, const Target& t, int64_t m, int64_t first, int64_t last) {
+static void rows_float(const Weight& w, const Floats& x, const Target& t, int64_t m, int64_t first, int64_t last) {
   constexpr int NT = tiles_of_float(MR);
   for (; first + NT <= last; first += NT) block_float<KIND, MR, NT>(w, x, t, m, first);
   for (; first < last; first++) block_float<KIND, MR, 1>(w, x, t, m, first);
@@ -360,7 +370,7 @@ template <int MAX, class F> static void cover(int64_t m, int64_t first, int64_t 
     }
 }
 
-template <int KIND> static void linear_float(const Weight& w, int64_t m, const float* x, const Target& t, int64_t first, int64_t last) {
+template <int KIND> static void linear_float(const Weight& w, int64_t m, const Floats& x, const Target& t, int64_t first, int64_t last) {
   cover<MAX_ROWS_FLOAT>(m, first, last, m <= MAX_ROWS_FLOAT ? last : 2, [&]<int R>(int64_t start, int64_t from, int64_t to) {
     rows_float<KIND, R>(w, x, t, start, from, to);
   });
@@ -388,16 +398,18 @@ static void linear_int4(const Weight& w, const Rows& r, const Target& t, int64_t
 void linear(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation, const float* residual, float* y) {
   Target t{bias, residual, y, w->rows, activation};
   Rows r{};
+  Floats f{};
   if (integer(*w)) r = quantize(*w, m, round_up(m, 16), x);
+  else f = spread(*w, m, x);
   int64_t tiles = num_tiles(*w);
   int64_t work = m * w->rows * w->columns;
   pool::parallel((int)least<int64_t>(tiles, 1 + work / 65536), [&](int part, int parts) {
     int64_t pairs = (tiles + 1) / 2;
     int64_t first = 2 * (pairs * part / parts), last = least(tiles, 2 * (pairs * (part + 1) / parts));
     switch (w->kind) {
-      case FP32: return linear_float<FP32>(*w, m, x, t, first, last);
-      case BF16: return linear_float<BF16>(*w, m, x, t, first, last);
-      case FP16: return linear_float<FP16>(*w, m, x, t, first, last);
+      case FP32: return linear_float<FP32>(*w, m, f, t, first, last);
+      case BF16: return linear_float<BF16>(*w, m, f, t, first, last);
+      case FP16: return linear_float<FP16>(*w, m, f, t, first, last);
       case INT8: return linear_int8(*w, r, t, m, first, last);
       case INT4: return linear_int4(*w, r, t, m, first, last);
     }

@@ -38,58 +38,81 @@ int parts_of(int64_t elements) { return (int)least<int64_t>(pool::size(), 1 + el
 
 // ---- packing ----------------------------------------------------------------------------------------------------------
 
-void pack_float(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
-  for (int64_t k = 0; k < w.columns; k++) {
-    int64_t at = (tile * w.columns + k) * TILE + i;
-    float x = row ? row[k] : 0.0f;
-    if (w.kind == FP32) ((float*)l.data)[at] = x;
-    else ((uint16_t*)l.data)[at] = w.kind == BF16 ? float_to_bf16(x) : float_to_half(x);
+// Rows of the source as fp32, side by side; rows beyond it are zero.
+void read_rows(const Weight& w, const void* source, int32_t kind, int64_t stride, int64_t first, float* to) {
+  for (int64_t i = 0; i < TILE; i++, to += w.columns) {
+    if (first + i >= w.rows) {
+      std::memset(to, 0, 4 * w.columns);
+      continue;
+    }
+    int64_t at = (first + i) * stride, k = 0;
+    if (kind == FP32) {
+      std::memcpy(to, (const float*)source + at, 4 * w.columns);
+      continue;
+    }
+    const uint16_t* half = (const uint16_t*)source + at;
+    for (; k + VL <= w.columns; k += VL) storeu(to + k, kind == BF16 ? from_bf16(half + k) : from_half(half + k));
+    for (; k < w.columns; k++) to[k] = kind == BF16 ? bf16_to_float(half[k]) : half_to_float(half[k]);
   }
+}
+
+void pack_float(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
+  for (int64_t k = 0; k < w.columns; k++)
+    for (int i = 0; i < TILE; i++) {
+      int64_t at = (tile * w.columns + k) * TILE + i;
+      float x = rows[i * w.columns + k];
+      if (w.kind == FP32) ((float*)l.data)[at] = x;
+      else ((uint16_t*)l.data)[at] = w.kind == BF16 ? float_to_bf16(x) : float_to_half(x);
+    }
 }
 
 int rounded(float x, float low, float high) { return (int)least(most(nearbyintf(x), low), high); }
 
-void pack_int8(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
-  float top = 0;
-  if (row)
-    for (int64_t k = 0; k < w.columns; k++) top = most(top, fabsf(row[k]));
-  float scale = top / 127, inverse = top > 0 ? 127 / top : 0;
-  l.channel_scales[tile * TILE + i] = scale;
+void pack_int8(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
   int8_t* to = (int8_t*)l.data + tile * l.columns * TILE;
-  for (int64_t k = 0; k < l.columns; k++)
-    to[k / 4 * 64 + i * 4 + k % 4] = row && k < w.columns ? (int8_t)rounded(row[k] * inverse, -127, 127) : 0;
-}
-
-// The largest value of a group becomes -8, the end of the range that has one step more.
-void pack_int4(const Weight& w, const Layout& l, const float* row, int64_t tile, int i) {
-  uint8_t* to = l.data + tile * l.columns * TILE / 2;
-  for (int64_t g = 0; g < l.groups; g++) {
-    int64_t first = g * w.group, last = row ? least(w.columns, first + w.group) : first;
-    float top = 0;
-    for (int64_t k = first; k < last; k++)
-      if (fabsf(row[k]) > fabsf(top)) top = row[k];
-    uint16_t half = float_to_half(top / -8);
-    float scale = half_to_float(half), inverse = scale != 0 ? 1 / scale : 0;
-    l.group_scales[(tile * l.groups + g) * TILE + i] = half;
-    for (int64_t k = first; k < first + w.group; k++) {
-      int q = 8 + (k < last ? rounded(row[k] * inverse, -8, 7) : 0);
-      uint8_t* byte = to + k / 8 * 64 + i * 4 + k % 4;
-      *byte = k / 4 % 2 ? (uint8_t)(*byte | q << 4) : (uint8_t)q;
-    }
+  std::memset(to, 0, l.columns * TILE);
+  for (int i = 0; i < TILE; i++) {
+    const float* row = rows + i * w.columns;
+    float top = largest(row, w.columns);
+    float inverse = top > 0 ? 127 / top : 0;
+    l.channel_scales[tile * TILE + i] = top / 127;
+    for (int64_t k = 0; k < w.columns; k++) to[k / 4 * 64 + i * 4 + k % 4] = (int8_t)rounded(row[k] * inverse, -127, 127);
   }
 }
 
-void pack(const Weight* w, const float* source, int64_t stride) {
+// The largest value of a group becomes -8, the end of the range that has one step more.
+void pack_int4(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
+  uint8_t* to = l.data + tile * l.columns * TILE / 2;
+  std::memset(to, 0x88, l.columns * TILE / 2);
+  for (int i = 0; i < TILE; i++)
+    for (int64_t g = 0; g < l.groups; g++) {
+      const float* row = rows + i * w.columns;
+      int64_t first = g * w.group, last = least(w.columns, first + w.group);
+      float top = 0;
+      for (int64_t k = first; k < last; k++)
+        if (fabsf(row[k]) > fabsf(top)) top = row[k];
+      uint16_t half = float_to_half(top / -8);
+      float scale = half_to_float(half), inverse = scale != 0 ? 1 / scale : 0;
+      l.group_scales[(tile * l.groups + g) * TILE + i] = half;
+      for (int64_t k = first; k < last; k++) {
+        int q = 8 + rounded(row[k] * inverse, -8, 7);
+        uint8_t* byte = to + k / 8 * 64 + i * 4 + k % 4;
+        *byte = (uint8_t)(k / 4 % 2 ? (*byte & 0x0f) | q << 4 : (*byte & 0xf0) | q);
+      }
+    }
+}
+
+void pack(const Weight* w, const void* source, int32_t source_kind, int64_t stride) {
   Layout l(*w);
   pool::parallel(parts_of(w->rows * w->columns), [&](int part, int parts) {
-    for (int64_t tile = l.tiles * part / parts; tile < l.tiles * (part + 1) / parts; tile++)
-      for (int i = 0; i < TILE; i++) {
-        int64_t row = tile * TILE + i;
-        const float* from = row < w->rows ? source + row * stride : nullptr;
-        if (w->kind == INT4) pack_int4(*w, l, from, tile, i);
-        else if (w->kind == INT8) pack_int8(*w, l, from, tile, i);
-        else pack_float(*w, l, from, tile, i);
-      }
+    static thread_local Buffer<float> buffer;
+    float* rows = buffer.take(TILE * w->columns);
+    for (int64_t tile = l.tiles * part / parts; tile < l.tiles * (part + 1) / parts; tile++) {
+      read_rows(*w, source, source_kind, stride, tile * TILE, rows);
+      if (w->kind == INT4) pack_int4(*w, l, rows, tile);
+      else if (w->kind == INT8) pack_int8(*w, l, rows, tile);
+      else pack_float(*w, l, rows, tile);
+    }
   });
 }
 
@@ -97,12 +120,7 @@ float unpacked(const Weight& w, const Layout& l, int64_t row, int64_t k) {
   int64_t tile = row / TILE, i = row % TILE, at = (tile * w.columns + k) * TILE + i;
   switch (w.kind) {
     case FP32: return ((const float*)l.data)[at];
-    case BF16: {
-      uint32_t bits = (uint32_t)((const uint16_t*)l.data)[at] << 16;
-      float x;
-      std::memcpy(&x, &bits, 4);
-      return x;
-    }
+    case BF16: return bf16_to_float(((const uint16_t*)l.data)[at]);
     case FP16: return half_to_float(((const uint16_t*)l.data)[at]);
     case INT8: return ((const int8_t*)l.data)[tile * l.columns * TILE + k / 4 * 64 + i * 4 + k % 4] * l.channel_scales[row];
   }

@@ -20,8 +20,8 @@ struct Weight {
 struct Ops {
   // Bytes of a packed weight; `data` is not read.
   int64_t (*packed_bytes)(const Weight* w);
-  // Rounds `source` [rows, columns], whose rows are `stride` apart, into `w->data`.
-  void (*pack)(const Weight* w, const float* source, int64_t stride);
+  // Rounds `source` [rows, columns], of kind FP32, BF16 or FP16, whose rows are `stride` apart, into `w->data`.
+  void (*pack)(const Weight* w, const void* source, int32_t source_kind, int64_t stride);
   // y [M, rows] = activation(x [M, columns] * w^T + bias) + residual; bias and residual may be null, y may be residual.
   void (*linear)(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation,
                  const float* residual, float* y);

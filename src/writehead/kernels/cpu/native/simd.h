@@ -123,6 +123,15 @@ static inline float max_lanes(vf x) {
   return m;
 }
 
+static inline float largest(const float* x, int64_t n) {  // of the absolute values; not NaN
+  vf m{};
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL) m = max(m, abs(loadu<vf>(x + i)));
+  float r = max_lanes(m);
+  for (; i < n; i++) r = most(r, fabsf(x[i]));
+  return r;
+}
+
 // Four products a lane: acc += sum of w[4i + j] * a[j], the four int8 of `a` the same for every lane.
 // `Weights` is a vector of weights made ready once for all rows; `Values` the values of one row. `offset` is what every
 // weight carries too much, so the sum starts at -offset * (sum of all values).
@@ -175,6 +184,12 @@ static inline vi dot_u4(vi acc, vi w, Values a) { return dot_i8(acc, w, a); }
 static inline vf from_bf16(const uint16_t* p) {
   typedef uint16_t vh __attribute__((vector_size(2 * VL)));
   return (vf)(__builtin_convertvector(loadu<vh>(p), vu) << 16);
+}
+static inline float bf16_to_float(uint16_t h) {
+  uint32_t bits = (uint32_t)h << 16;
+  float x;
+  std::memcpy(&x, &bits, 4);
+  return x;
 }
 static inline float half_to_float(uint16_t h) {
   uint32_t sign = (uint32_t)(h & 0x8000) << 16, rest = h & 0x7fff, bits;
