@@ -24,11 +24,14 @@ from pathlib import Path
 FIRST_TOKEN = """
 import json, sys
 from writehead import LLM, SamplingParams
+from writehead.build import num_weight_bytes, open_source
+from writehead.kernels import parse_format
 model, weights, count = sys.argv[1], sys.argv[2], int(sys.argv[3])
 llm = LLM(model, weights=weights)
 prompt = [100 + i for i in range(count)]
 next(iter(llm.stream(prompt, SamplingParams(temperature=0, max_tokens=2, ignore_eos=True))))
-print(json.dumps({"weights_bytes": sum(p.nbytes for p in llm.engine.decoder.parameters())}), flush=True)
+size = num_weight_bytes(open_source(model), parse_format(weights, packs_floats=True))
+print(json.dumps({"weights_bytes": size}), flush=True)
 """
 
 TOUCH_MEMORY = """
