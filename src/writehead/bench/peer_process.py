@@ -86,7 +86,10 @@ class Generating(Engine):
     def decode(self, *, steps: int) -> dict[str, Any]:
         """Two completions of the same prompts."""
         first = self._seconds(self.work, 1)
-        return {"seconds": (self._seconds(self.work, 1 + steps) - first) / steps}
+        longer = self._seconds(self.work, 1 + steps)
+        if longer <= first:
+            raise NotHereError(f"{steps} steps are lost in the noise of reading the prompts; use more --steps")
+        return {"seconds": (longer - first) / steps}
 
     def prefill(self, *, batch: int, tokens: int, capacity: int) -> dict[str, Any]:  # noqa: ARG002
         """Until all sequences have their first token."""
