@@ -1,6 +1,6 @@
 """How long from process start to the first token, and how much memory it takes on the way.
 
-    python benchmarks/startup.py MODEL [--weights fp32] [--prompt-tokens 16] [--rounds 5]
+    python benchmarks/startup.py MODEL [--weights fp32] [--prompt-tokens 16] [--rounds 5] [--pause 4]
 
 Alternates five processes: `import torch`; reading the checkpoint's files; the first token of a prompt; touching as
 much memory as the weights take, for the first time and with nothing else to do, in huge and in small pages. Prints the
@@ -50,12 +50,9 @@ print("done", flush=True)
 """
 
 
-PAUSE = 4.0  # seconds
-
-
-def run(command: list[str]) -> tuple[float, int, str]:
+def run(command: list[str], pause: float) -> tuple[float, int, str]:
     """Seconds until the process prints its line or ends, its peak of anonymous memory in bytes, and the line."""
-    time.sleep(PAUSE)
+    time.sleep(pause)
     start = time.perf_counter()
     process = subprocess.Popen(command, stdout=subprocess.PIPE, text=True)
     assert process.stdout is not None
@@ -87,6 +84,7 @@ def main() -> None:
     parser.add_argument("--weights", default="fp32")
     parser.add_argument("--prompt-tokens", type=int, default=16)
     parser.add_argument("--rounds", type=int, default=5)
+    parser.add_argument("--pause", type=float, default=4.0, help="seconds before each process")
     args = parser.parse_args()
     files = [str(f) for f in sorted(args.model.glob("*")) if f.suffix in (".safetensors", ".bin", ".gguf")]
     commands = {
@@ -102,7 +100,7 @@ def main() -> None:
     peak, weights = 0, 0
     for round_ in range(args.rounds + 1):
         for name, command in commands.items():
-            elapsed, anonymous, line = run([word.replace("{weights}", str(weights)) for word in command])
+            elapsed, anonymous, line = run([word.replace("{weights}", str(weights)) for word in command], args.pause)
             if round_:
                 seconds[name].append(elapsed)
             if name == "first_token":

@@ -58,6 +58,18 @@ def test_products_equal_the_references(kernels: CPUKernels, format: Format, shap
         assert close(ours, theirs, 2e-5), (rows, kind)
 
 
+def test_strided_operands_live_as_long_as_the_call(kernels: CPUKernels) -> None:
+    """A copy that only a pointer remembers would be overwritten by the output."""
+    weight = PackedWeight.pack(torch.randn(48, 64), FORMATS[0])
+    x, residual = torch.randn(64, 40).t(), torch.randn(48, 40).t()
+    assert close(
+        kernels.linear(x, weight, None, None, residual), REFERENCE.linear(x, weight, None, None, residual), 1e-5
+    )
+    heads, angles = torch.randn(9, 2, 16), torch.randn(8, 1, 9).permute(2, 1, 0)
+    ours, theirs = (k.rotate(heads, angles.cos(), angles.sin()) for k in (kernels, REFERENCE))
+    assert torch.allclose(ours, theirs, atol=1e-6)
+
+
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_a_row_has_the_same_bytes_in_any_batch_and_on_any_threads(kernels: CPUKernels, format: Format) -> None:
     weight = PackedWeight.pack(torch.randn(300, 520) * 0.02, format)

@@ -70,11 +70,12 @@ class CPUKernels(ReferenceKernels):
         if not isinstance(weight, PackedWeight) or not _native(x):
             return super().linear(x, weight, bias, activation, residual)
         x = x.contiguous()
+        residual = None if residual is None else residual.contiguous()
         out = x.new_empty((*x.shape[:-1], weight.shape[0]))
         kind = ACTIVATIONS.index(activation or "none")
         self._ops.linear(
             byref(weight.record), x.numel() // x.shape[-1], x.data_ptr(), _pointer(bias), kind,
-            _pointer(None if residual is None else residual.contiguous()), out.data_ptr(),
+            _pointer(residual), out.data_ptr(),
         )  # fmt: skip
         return out
 
@@ -112,11 +113,11 @@ class CPUKernels(ReferenceKernels):
         if not _native(x) or x.ndim != 3:
             return super().rotate(x, cos, sin)
         tokens, heads, dim = x.shape
-        x = _heads(x)
+        x, cos, sin = _heads(x), cos.contiguous(), sin.contiguous()
         out = x.new_empty(x.shape)
         self._ops.rotate(
             tokens, heads, dim, x.stride(0), cos.shape[-1], x.data_ptr(),
-            cos.contiguous().data_ptr(), sin.contiguous().data_ptr(), out.data_ptr(),
+            cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
         )  # fmt: skip
         return out
 
