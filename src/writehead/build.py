@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
-import math
 import mmap
 import os
 import sys
@@ -23,7 +22,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from writehead import kernels as kernel_backends
 from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
@@ -33,12 +32,11 @@ from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
 from writehead.kernels import Format, Kernels, PackedWeight, parse_format
-from writehead.kernels.packed import check_packable, packed_bytes
 from writehead.models import gguf, megatron, packed_file
 from writehead.models.config import ConfigReader, ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.models.families import Family, family_of
-from writehead.models.layers import Linear
+from writehead.models.weights import place, weight_specs
 from writehead.text import Tokenizer
 
 BOX = Path(__file__).parent / "box"
@@ -149,7 +147,7 @@ def build(
     format = weight_format(source, weights, kernels)
     if source.packed is not None:
         _check_memory(0, cache_bytes, format, source.path)  # weights are pages of the file, which can be dropped
-        packed_file.adopt(decoder, source.checkpoint, format, _products(decoder), proceed=proceed)
+        packed_file.adopt(decoder, source.checkpoint, format, proceed=proceed)
     else:
         load_weights(decoder, source, format, cache_bytes=cache_bytes, proceed=proceed)
     return decoder.eval().requires_grad_(False)
@@ -248,30 +246,16 @@ def _allocate(
     decoder: Decoder, format: Format, path: Path, cache_bytes: int
 ) -> tuple[Tensor, dict[str, Tensor | PackedWeight]]:
     """Replace the meta parameters by slices of one block of memory, which lives as long as a slice does."""
-    meta = dict(decoder.named_parameters())
-    products = _products(decoder) if format.packed else set()
-    for name in products:
-        check_packable(name, _matrix(meta[name]), format.at(name))
-    sizes = {
-        name: packed_bytes(_matrix(p), format.at(name)) if name in products else p.numel() * format.dtype.itemsize
-        for name, p in meta.items()
-    }
-    total = -(-sum(-(-size // 64) * 64 for size in sizes.values()) // _HUGE_PAGE) * _HUGE_PAGE
+    specs = weight_specs(decoder, format)
+    total = -(-sum(_whole_lines(spec.num_bytes) for spec in specs.values()) // _HUGE_PAGE) * _HUGE_PAGE
     _check_memory(total, cache_bytes, format, path)
     memory = torch.frombuffer(mmap.mmap(-1, total, flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS), dtype=torch.uint8)
     parameters: dict[str, Tensor | PackedWeight] = {}
     start = 0
-    for name, parameter in meta.items():
-        part = memory[start : start + sizes[name]]
-        start += -(-sizes[name] // 64) * 64
-        path_, _, attribute = name.rpartition(".")
-        owner = decoder.get_submodule(path_)
-        if name in products:
-            parameters[name] = PackedWeight(_matrix(parameter), format.at(name), part)
-            delattr(owner, attribute)
-        else:
-            parameters[name] = nn.Parameter(part.view(format.dtype).view(parameter.shape), requires_grad=False)
-        setattr(owner, attribute, parameters[name])
+    for name, spec in specs.items():
+        parameters[name] = spec.over(memory[start : start + spec.num_bytes])
+        place(decoder, name, parameters[name])
+        start += _whole_lines(spec.num_bytes)
     return memory, parameters
 
 
@@ -295,32 +279,15 @@ def _gather_pages(owner: weakref.ref[Decoder], address: int, size: int) -> None:
         time.sleep(_GATHER_PAUSE)
 
 
-def packed_specs(config: ModelConfig, format: Format) -> dict[str, tuple[Shape, Format | None]]:
-    """The shape of each parameter, and the format of those that are packed."""
-    decoder = make_decoder(config, kernel_backends.load("reference"))
-    products = _products(decoder) if format.packed else set()
-    return {
-        name: (tuple(p.shape), format.at(name) if name in products else None) for name, p in decoder.named_parameters()
-    }
-
-
-def _products(decoder: Decoder) -> set[str]:
-    """The matrices that products read, and the token embedding, which may be the head."""
-    names = {f"{name}.weight" for name, module in decoder.named_modules() if isinstance(module, Linear)}
-    return names | {"embed.weight"}
-
-
-def _matrix(parameter: Tensor) -> tuple[int, int]:
-    rows, columns = parameter.shape
-    return rows, columns
+def _whole_lines(size: int) -> int:
+    """Bytes of the cache lines that hold `size` bytes."""
+    return -(-size // 64) * 64
 
 
 def num_weight_bytes(source: ModelSource, format: Format) -> int:
     """Bytes of the weights in memory, up to padding."""
-    return sum(
-        math.prod(shape) * format.dtype.itemsize if packed is None else packed_bytes((shape[0], shape[1]), packed)
-        for shape, packed in packed_specs(source.config, format).values()
-    )
+    specs = weight_specs(make_decoder(source.config, kernel_backends.load("reference")), format)
+    return sum(spec.num_bytes for spec in specs.values())
 
 
 def _check_memory(weights: int, cache: int, format: Format, path: Path) -> None:
@@ -328,7 +295,7 @@ def _check_memory(weights: int, cache: int, format: Format, path: Path) -> None:
     free = free_memory()
     if weights + cache > free:
         smaller = (name for name, bits in _BITS.items() if weights * bits / _BITS[format.kind] + cache <= free)
-        choices = [f"weights {name}" for name in list(smaller)[:1] if _BITS[name] < _BITS[format.kind]]
+        choices = [f"weights {name}" for name in list(smaller)[:1]]
         choices += ["a lower max_model_len"] if cache and weights < free else []
         beside = f" and the cache of one sequence {cache / 1e9:,.1f} GB" if cache else ""
         raise UsageError(

@@ -19,7 +19,7 @@ import torch
 from tokenizers import processors
 from torch import Tensor
 
-from writehead.build import ModelSource, check_aliases, open_source, packed_specs, parameter_shapes, stored_rules
+from writehead.build import ModelSource, check_aliases, make_decoder, open_source, parameter_shapes, stored_rules
 from writehead.checkpoint import Checkpoint, write_safetensors
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.rules import Rule, Shape
@@ -27,10 +27,11 @@ from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, UsageError
 from writehead.kernels import Format, Kernels, PackedWeight, parse_format
 from writehead.kernels import load as load_kernels
-from writehead.kernels.packed import FLOATS, aligned, check_packable, packed_bytes
+from writehead.kernels.packed import FLOATS, aligned
 from writehead.models import packed_file
 from writehead.models.config import ConfigReader
 from writehead.models.families import FAMILIES, Family
+from writehead.models.weights import Spec, weight_specs
 from writehead.text.gguf import read_gguf
 from writehead.text.source import Source
 
@@ -97,23 +98,21 @@ class _Pack:
     """One parameter's way into a packed file."""
 
     read: Rule
-    shape: Shape
-    format: Format | None
+    spec: Spec
     kernels: Kernels
 
     def specs(self) -> dict[str, Tensor]:
         """Name, shape and dtype of what is written, as a meta tensor."""
-        return {self.read.target: packed_file.spec(self.shape, self.format)}
+        return {self.read.target: packed_file.stored(self.spec)}
 
     def tensors(self, checkpoint: Checkpoint) -> dict[str, Tensor]:
         """What is written."""
-        whole = self.read.whole([checkpoint.read(name) for name in self.read.sources], self.shape)
-        if self.format is None:
+        whole = self.read.whole([checkpoint.read(name) for name in self.read.sources], self.spec.shape)
+        if self.spec.packed is None:
             return {self.read.target: whole.float()}
-        (spec,) = self.specs().values()
-        shape = (self.shape[0], self.shape[1])
-        memory = aligned(spec.numel()).zero_()
-        self.kernels.pack(whole, PackedWeight(shape, self.format, memory[: packed_bytes(shape, self.format)]))
+        memory = aligned(packed_file.stored(self.spec).numel()).zero_()
+        weight = PackedWeight(self.spec.matrix, self.spec.packed, memory[: self.spec.num_bytes])
+        self.kernels.pack(whole, weight)
         return {self.read.target: memory}
 
 
@@ -203,14 +202,9 @@ def _plan(
 
 def _pack_all(source: ModelSource, moves: Sequence[_Move | _Pack], format: Format) -> list[_Move | _Pack]:
     """The same parameters on their way into a packed file."""
-    specs, kernels = packed_specs(source.config, format), load_kernels("auto")
-    packs: list[_Move | _Pack] = []
-    for move in moves:
-        shape, packed = specs[move.read.target]
-        if packed is not None:
-            check_packable(move.read.target, (shape[0], shape[1]), packed)
-        packs.append(_Pack(read=move.read, shape=shape, format=packed, kernels=kernels))
-    return packs
+    kernels = load_kernels("auto")
+    specs = weight_specs(make_decoder(source.config, kernels), format)
+    return [_Pack(read=move.read, spec=specs[move.read.target], kernels=kernels) for move in moves]
 
 
 def _config_values(source: ModelSource, family: Family) -> dict[str, Any]:

@@ -7,17 +7,17 @@ of the format, and `writehead.layout`, the version of the layout. config.json be
 
 from __future__ import annotations
 
-import math
 from collections.abc import Callable, Mapping
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
 from writehead.checkpoint import Checkpoint
 from writehead.errors import CheckpointError
-from writehead.kernels import Format, PackedWeight, parse_format
-from writehead.kernels.packed import aligned, packed_bytes
+from writehead.kernels import Format, parse_format
+from writehead.kernels.packed import aligned
 from writehead.models.decoder import Decoder
+from writehead.models.weights import Spec, place, weight_specs
 
 LAYOUT = "1"
 _LINE = 64
@@ -28,11 +28,11 @@ def metadata(format: Format) -> dict[str, str]:
     return {"writehead.weights": str(format), "writehead.layout": LAYOUT}
 
 
-def spec(shape: tuple[int, ...], format: Format | None) -> Tensor:
-    """The tensor of the file for a parameter of this shape, on the meta device."""
-    if format is None:
-        return torch.empty(shape, device="meta")
-    return torch.empty(_padded(shape, format), dtype=torch.uint8, device="meta")
+def stored(spec: Spec) -> Tensor:
+    """The tensor of the file for a parameter, on the meta device."""
+    if spec.packed is None:
+        return torch.empty(spec.shape, device="meta")
+    return torch.empty(-(-spec.num_bytes // _LINE) * _LINE, dtype=torch.uint8, device="meta")
 
 
 def format_of(checkpoint: Checkpoint) -> Format | None:
@@ -52,36 +52,28 @@ def format_of(checkpoint: Checkpoint) -> Format | None:
         raise CheckpointError(f"{checkpoint.path}: {error}") from None
 
 
-def adopt(
-    decoder: Decoder, checkpoint: Checkpoint, format: Format, products: set[str], *, proceed: Callable[[], object]
-) -> None:
+def adopt(decoder: Decoder, checkpoint: Checkpoint, format: Format, *, proceed: Callable[[], object]) -> None:
     """Give a meta decoder the weights of a packed checkpoint, where they lie.
 
     Raises CheckpointError if tensors are missing, surplus, or not of the decoder's sizes.
     """
-    specs = {
-        name: (tuple(p.shape), format.at(name) if name in products else None) for name, p in decoder.named_parameters()
-    }
+    specs = weight_specs(decoder, format)
     _check(checkpoint, specs)
-    for name, (shape, packed) in specs.items():
+    for name, spec in specs.items():
         proceed()
         checkpoint.prefetch(name)
         tensor = checkpoint.read(name)
-        owner, _, attribute = name.rpartition(".")
-        module = decoder.get_submodule(owner)
-        if packed is None:
-            setattr(module, attribute, nn.Parameter(tensor, requires_grad=False))
-            continue
-        delattr(module, attribute)
-        size = packed_bytes((shape[0], shape[1]), packed)
-        memory = tensor[:size]
-        if memory.data_ptr() % _LINE:
-            memory = aligned(size).copy_(memory)
-        setattr(module, attribute, PackedWeight((shape[0], shape[1]), packed, memory))
+        if spec.packed is not None:
+            memory = tensor[: spec.num_bytes]
+            if memory.data_ptr() % _LINE:
+                memory = aligned(spec.num_bytes).copy_(memory)
+            place(decoder, name, spec.over(memory))
+        else:
+            place(decoder, name, tensor)
 
 
-def _check(checkpoint: Checkpoint, specs: Mapping[str, tuple[tuple[int, ...], Format | None]]) -> None:
-    expected = {name: spec(shape, packed) for name, (shape, packed) in specs.items()}
+def _check(checkpoint: Checkpoint, specs: Mapping[str, Spec]) -> None:
+    expected = {name: stored(spec) for name, spec in specs.items()}
     wrong = [f"'{name}' is missing" for name in expected.keys() - checkpoint.tensors.keys()]
     wrong += [f"'{name}' does not belong there" for name in checkpoint.tensors.keys() - expected.keys()]
     for name in expected.keys() & checkpoint.tensors.keys():
@@ -90,8 +82,3 @@ def _check(checkpoint: Checkpoint, specs: Mapping[str, tuple[tuple[int, ...], Fo
             wrong.append(f"'{name}' is {info.dtype} {list(info.shape)}, expected {wanted.dtype} {list(wanted.shape)}")
     if wrong:
         raise CheckpointError(f"{checkpoint.path}: {'; '.join(sorted(wrong)[:8])}; convert the original model again")
-
-
-def _padded(shape: tuple[int, ...], format: Format) -> int:
-    assert math.prod(shape[:2]) == math.prod(shape)
-    return -(-packed_bytes((shape[0], shape[1]), format) // _LINE) * _LINE
