@@ -65,10 +65,20 @@ def _plain_enum(value: object) -> object:
     return value
 
 
+def _enum_member(kind: object, name: object) -> object:
+    """Stands in for `getattr`, by which Python 3.11.0 to 3.11.3 pickle the member of an enum: the member's name."""
+    if kind is not _plain_enum or not isinstance(name, str):
+        raise ValueError(f"getattr of {quote(name)} is not the member of an enum")
+    return name
+
+
 _ALLOWED: tuple[Callable[..., Any] | tuple[Callable[..., Any], str], ...] = (
     argparse.Namespace,
     _Inert,
     _plain_enum,
+    _enum_member,
+    (_enum_member, "builtins.getattr"),
+    (_enum_member, "__builtin__.getattr"),
     *((_Inert, f"numpy.{core}.multiarray._reconstruct") for core in ("core", "_core")),
     (_Inert, "numpy.ndarray"),
     (_Inert, "numpy.dtype"),

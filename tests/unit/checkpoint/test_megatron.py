@@ -239,18 +239,42 @@ def test_other_programs_files_are_refused(tmp_path: Path, extra: dict[str, Any],
     assert message in str(caught.value)
 
 
-def test_enums_of_megatron_are_read_without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.mark.parametrize("by", ["value", "name"])
+def test_enums_of_megatron_are_read_without_megatron(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, by: str) -> None:
+    """Most versions of Python pickle a member as its class and value, 3.11.0 to 3.11.3 as its class and name."""
     module = ModuleType("megatron.model.enums")
     embedding = enum.Enum("embedding", {"rotary": 1, "absolute": 2}, module=module.__name__)
     embedding.__name__ = embedding.__qualname__ = "PositionEmbeddingType"
     module.__dict__["PositionEmbeddingType"] = embedding
+    forms: dict[str, Any] = {
+        "value": lambda self, _: (embedding, (self.value,)),
+        "name": lambda self, _: (getattr, (embedding, self.name)),
+    }
+    monkeypatch.setattr(embedding, "__reduce_ex__", forms[by])
     args = argparse.Namespace(position_embedding_type=embedding["absolute"])
     with monkeypatch.context() as patch:
         for name in ("megatron", "megatron.model"):
             patch.setitem(sys.modules, name, ModuleType(name))
         patch.setitem(sys.modules, module.__name__, module)
         save(tmp_path, whole_model(multi_query=True), args=args)
-    assert open_checkpoint(tmp_path).config == {"position_embedding_type": 2}
+    assert open_checkpoint(tmp_path).config == {"position_embedding_type": 2 if by == "value" else "absolute"}
+
+
+class Attribute:
+    """Pickles as the attribute of something that is no enum."""
+
+    def __init__(self, of: object, name: object) -> None:
+        self.of, self.name = of, name
+
+    def __reduce__(self) -> tuple[Any, tuple[object, object]]:
+        return getattr, (self.of, self.name)
+
+
+@pytest.mark.parametrize(("of", "name"), [("text", "upper"), (torch.float32, "itemsize")])
+def test_other_attributes_are_refused(tmp_path: Path, of: object, name: str) -> None:
+    save(tmp_path, whole_model(multi_query=True), extra=Attribute(of, name))
+    with pytest.raises(CheckpointError, match=f"getattr of '{name}' is not the member of an enum"):
+        open_checkpoint(tmp_path)
 
 
 @pytest.mark.filterwarnings("ignore:TypedStorage is deprecated:UserWarning")
