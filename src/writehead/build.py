@@ -51,6 +51,7 @@ NUM_LOADERS = min(4, os.cpu_count() or 1)
 _HUGE_PAGE = 1 << 21
 _MADV_COLLAPSE = 25
 _GATHER_AFTER, _GATHER_PAUSE = 2.0, 0.001  # seconds
+_GATHER_FROM = 32  # pages: less stays where it is
 
 _BITS = {"fp32": 32.0, "bf16": 16.0, "fp16": 16.0, "int8": 8.1, "int4": 4.7}
 """Bits of a weight with its share of the scales, widest first."""
@@ -189,6 +190,8 @@ def load_weights(
         for _ in pool.map(load, rules):
             pass
     block = (weakref.ref(decoder), memory.data_ptr(), memory.numel())
+    if memory.numel() < _GATHER_FROM * _HUGE_PAGE:
+        return
     threading.Thread(target=_gather_pages, args=block, name="gather pages", daemon=True).start()
 
 

@@ -219,6 +219,7 @@ def test_huge_pages_change_no_number_and_do_not_hold_the_decoder(
 ) -> None:
     monkeypatch.setattr(build, "_GATHER_AFTER", 0.0)
     monkeypatch.setattr(build, "_HUGE_PAGE", 4096)  # what the tiny block has whole pages of
+    monkeypatch.setattr(build, "_GATHER_FROM", 1)
     write_tiny_model(tmp_path)
     decoder = build.build(open_source(tmp_path), weights="fp32", kernels=kernel_backends.load("reference"))
     for thread in threading.enumerate():

@@ -175,8 +175,11 @@ def test_attention_equals_float64(
 
 
 @pytest.mark.parametrize(("heads", "shared", "dim"), [(4, 4, 16), (16, 1, 64), (6, 2, 24)])
-def test_attention_has_the_same_bytes_however_it_is_cut(kernels: CPUKernels, heads: int, shared: int, dim: int) -> None:
-    spec = AttentionSpec(scale=dim**-0.5, window=None)
+@pytest.mark.parametrize("window", [None, 70])
+def test_attention_has_the_same_bytes_however_it_is_cut(
+    kernels: CPUKernels, heads: int, shared: int, dim: int, window: int | None
+) -> None:
+    spec = AttentionSpec(scale=dim**-0.5, window=window)
     texts = random_texts([700, 40], heads, shared, dim)
     (first,) = attend(kernels, texts[:1], [[700]], spec)
     (second,) = attend(kernels, texts[1:], [[1]] * 40, spec, capacity=999)

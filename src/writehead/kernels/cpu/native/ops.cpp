@@ -1,37 +1,16 @@
 // Everything of a decoder that is neither a product nor attention.
 
 #include "ops.h"
+#include "packed.h"
 #include "pool.h"
 #include "simd.h"
 
 namespace ISA {
 
-int64_t packed_bytes(const Weight* w);
 void linear(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation, const float* residual, float* y);
 void attention(const Attention* a);
 
 namespace {
-
-int64_t round_up(int64_t x, int64_t unit) { return (x + unit - 1) / unit * unit; }
-
-// Where the parts of a packed weight are (ops.h).
-struct Layout {
-  uint8_t* data;
-  float* channel_scales;
-  uint16_t* group_scales;
-  int64_t tiles, columns, groups;
-
-  explicit Layout(const Weight& w) {
-    Weight whole = w;
-    tiles = round_up(w.rows, TILE) / TILE;
-    columns = w.kind >= INT8 ? round_up(w.columns, most<int64_t>(64, w.group)) : w.columns;
-    groups = w.kind == INT4 ? columns / w.group : 0;
-    int64_t scales = w.kind == INT8 ? 4 * tiles * TILE : 2 * tiles * TILE * groups;
-    data = (uint8_t*)w.data;
-    channel_scales = (float*)(data + packed_bytes(&whole) - scales);
-    group_scales = (uint16_t*)channel_scales;
-  }
-};
 
 // Work is worth a second thread from so many elements on.
 int parts_of(int64_t elements) { return (int)least<int64_t>(pool::size(), 1 + elements / 16384); }
@@ -56,36 +35,37 @@ void read_rows(const Weight& w, const void* source, int32_t kind, int64_t stride
   }
 }
 
-void pack_float(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
+void pack_float(const Weight& w, const float* rows, int64_t tile) {
   for (int64_t k = 0; k < w.columns; k++)
     for (int i = 0; i < TILE; i++) {
       int64_t at = (tile * w.columns + k) * TILE + i;
       float x = rows[i * w.columns + k];
-      if (w.kind == FP32) ((float*)l.data)[at] = x;
-      else ((uint16_t*)l.data)[at] = w.kind == BF16 ? float_to_bf16(x) : float_to_half(x);
+      if (w.kind == FP32) ((float*)w.data)[at] = x;
+      else ((uint16_t*)w.data)[at] = w.kind == BF16 ? float_to_bf16(x) : float_to_half(x);
     }
 }
 
 int rounded(float x, float low, float high) { return (int)least(most(nearbyintf(x), low), high); }
 
-void pack_int8(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
-  int8_t* to = (int8_t*)l.data + tile * l.columns * TILE;
-  std::memset(to, 0, l.columns * TILE);
+void pack_int8(const Weight& w, const float* rows, int64_t tile) {
+  int8_t* to = (int8_t*)tile_at(w, tile);
+  std::memset(to, 0, tile_bytes(w));
   for (int i = 0; i < TILE; i++) {
     const float* row = rows + i * w.columns;
     float top = largest(row, w.columns);
     float inverse = top > 0 ? 127 / top : 0;
-    l.channel_scales[tile * TILE + i] = top / 127;
+    channel_scales(w)[tile * TILE + i] = top / 127;
     for (int64_t k = 0; k < w.columns; k++) to[k / 4 * 64 + i * 4 + k % 4] = (int8_t)rounded(row[k] * inverse, -127, 127);
   }
 }
 
 // The largest value of a group becomes -8, the end of the range that has one step more.
-void pack_int4(const Weight& w, const Layout& l, const float* rows, int64_t tile) {
-  uint8_t* to = l.data + tile * l.columns * TILE / 2;
-  std::memset(to, 0x88, l.columns * TILE / 2);
+void pack_int4(const Weight& w, const float* rows, int64_t tile) {
+  uint8_t* to = tile_at(w, tile);
+  uint16_t* scales = group_scales(w, tile);
+  std::memset(to, 0x88, tile_bytes(w));
   for (int i = 0; i < TILE; i++)
-    for (int64_t g = 0; g < l.groups; g++) {
+    for (int64_t g = 0; g < padded_columns(w) / w.group; g++) {
       const float* row = rows + i * w.columns;
       int64_t first = g * w.group, last = least(w.columns, first + w.group);
       float top = 0;
@@ -93,7 +73,7 @@ void pack_int4(const Weight& w, const Layout& l, const float* rows, int64_t tile
         if (fabsf(row[k]) > fabsf(top)) top = row[k];
       uint16_t half = float_to_half(top / -8);
       float scale = half_to_float(half), inverse = scale != 0 ? 1 / scale : 0;
-      l.group_scales[(tile * l.groups + g) * TILE + i] = half;
+      scales[g * TILE + i] = half;
       for (int64_t k = first; k < last; k++) {
         int q = 8 + rounded(row[k] * inverse, -8, 7);
         uint8_t* byte = to + k / 8 * 64 + i * 4 + k % 4;
@@ -103,37 +83,35 @@ void pack_int4(const Weight& w, const Layout& l, const float* rows, int64_t tile
 }
 
 void pack(const Weight* w, const void* source, int32_t source_kind, int64_t stride) {
-  Layout l(*w);
   pool::parallel(parts_of(w->rows * w->columns), [&](int part, int parts) {
     static thread_local Buffer<float> buffer;
     float* rows = buffer.take(TILE * w->columns);
-    for (int64_t tile = l.tiles * part / parts; tile < l.tiles * (part + 1) / parts; tile++) {
+    for (int64_t tile = num_tiles(*w) * part / parts; tile < num_tiles(*w) * (part + 1) / parts; tile++) {
       read_rows(*w, source, source_kind, stride, tile * TILE, rows);
-      if (w->kind == INT4) pack_int4(*w, l, rows, tile);
-      else if (w->kind == INT8) pack_int8(*w, l, rows, tile);
-      else pack_float(*w, l, rows, tile);
+      if (w->kind == INT4) pack_int4(*w, rows, tile);
+      else if (w->kind == INT8) pack_int8(*w, rows, tile);
+      else pack_float(*w, rows, tile);
     }
   });
 }
 
-float unpacked(const Weight& w, const Layout& l, int64_t row, int64_t k) {
+float unpacked(const Weight& w, int64_t row, int64_t k) {
   int64_t tile = row / TILE, i = row % TILE, at = (tile * w.columns + k) * TILE + i;
   switch (w.kind) {
-    case FP32: return ((const float*)l.data)[at];
-    case BF16: return bf16_to_float(((const uint16_t*)l.data)[at]);
-    case FP16: return half_to_float(((const uint16_t*)l.data)[at]);
-    case INT8: return ((const int8_t*)l.data)[tile * l.columns * TILE + k / 4 * 64 + i * 4 + k % 4] * l.channel_scales[row];
+    case FP32: return ((const float*)w.data)[at];
+    case BF16: return bf16_to_float(((const uint16_t*)w.data)[at]);
+    case FP16: return half_to_float(((const uint16_t*)w.data)[at]);
+    case INT8: return ((const int8_t*)tile_at(w, tile))[k / 4 * 64 + i * 4 + k % 4] * channel_scales(w)[row];
   }
-  uint8_t byte = l.data[tile * l.columns * TILE / 2 + k / 8 * 64 + i * 4 + k % 4];
+  uint8_t byte = tile_at(w, tile)[k / 8 * 64 + i * 4 + k % 4];
   int q = (k / 4 % 2 ? byte >> 4 : byte & 15) - 8;
-  return q * half_to_float(l.group_scales[(tile * l.groups + k / w.group) * TILE + i]);
+  return q * half_to_float(group_scales(w, tile)[k / w.group * TILE + i]);
 }
 
 void embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
-  Layout l(*w);
   pool::parallel(parts_of(count * w->columns / 8), [&](int part, int parts) {
     for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++)
-      for (int64_t k = 0; k < w->columns; k++) y[i * w->columns + k] = unpacked(*w, l, ids[i], k);
+      for (int64_t k = 0; k < w->columns; k++) y[i * w->columns + k] = unpacked(*w, ids[i], k);
   });
 }
 
@@ -226,6 +204,8 @@ void store(int64_t tokens, int64_t kv_heads, int64_t dim, int64_t stride, const 
       store_head(v + from, dim, kind, values, at);
     }
 }
+
+int64_t packed_bytes(const Weight* w) { return size_of(*w); }
 
 }  // namespace
 
