@@ -14,8 +14,7 @@ from typing import Any
 import torch
 
 from writehead import kernels as kernel_backends
-from writehead.build import build, free_memory, load_tokenizer, num_weight_bytes, open_source, weight_format
-from writehead.cache import KVCache
+from writehead.build import build, free_memory, load_tokenizer, make_cache, num_weight_bytes, open_source, weight_format
 from writehead.engine.engine import Engine, Event
 from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
 from writehead.engine.outputs import RequestOutput, echo_text, make_output
@@ -80,14 +79,16 @@ class LLM:
         format = weight_format(source, weights, backend)
         dtype, budget = format.cache_dtype, _cache_budget(num_weight_bytes(source, format))
         self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)
-        cache = _make_cache(source.config, dtype, budget, max_num_seqs=max_num_seqs, max_model_len=self.max_model_len)
+        row_bytes = source.config.cache_values_per_token() * dtype.itemsize * self.max_model_len
+        num_rows = max(1, min(max_num_seqs, budget // row_bytes))  # as many as may run at once within the budget
+        cache = make_cache(source.config, num_rows=num_rows, capacity=self.max_model_len, dtype=dtype)
         with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
             tokenizer = pool.submit(load_tokenizer, source)
             decoder = build(
                 source,
                 weights=weights,
                 kernels=backend,
-                cache_bytes=cache.num_bytes // cache.num_rows,
+                cache_bytes=row_bytes,
                 proceed=lambda: tokenizer.done() and tokenizer.result(),  # if it cannot be used, say so at once
             )
             self.tokenizer = tokenizer.result()
@@ -234,18 +235,3 @@ def _cache_budget(weight_bytes: int) -> int:
     """Bytes that the cache may take: half of the machine's memory, or what the weights leave of what is free."""
     half = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") // 2
     return max(0, min(half, free_memory() - weight_bytes))
-
-
-def _make_cache(
-    config: ModelConfig, dtype: torch.dtype, budget: int, *, max_num_seqs: int, max_model_len: int
-) -> KVCache:
-    """As many rows as may run at once, while the cache stays within its budget."""
-    row_bytes = config.cache_values_per_token() * dtype.itemsize * max_model_len
-    return KVCache(
-        num_layers=config.num_layers,
-        num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
-        num_rows=max(1, min(max_num_seqs, budget // row_bytes)),
-        capacity=max_model_len,
-        dtype=dtype,
-    )

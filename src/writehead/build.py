@@ -25,6 +25,7 @@ import torch
 from torch import Tensor
 
 from writehead import kernels as kernel_backends
+from writehead.cache import KVCache
 from writehead.checkpoint import Checkpoint, open_checkpoint, resolve
 from writehead.checkpoint.contract import DTYPES as STORED_DTYPES
 from writehead.checkpoint.files import listing, quantization
@@ -291,6 +292,14 @@ def num_weight_bytes(source: ModelSource, format: Format) -> int:
     """Bytes of the weights in memory, up to padding."""
     specs = weight_specs(make_decoder(source.config, kernel_backends.load("reference")), format)
     return sum(spec.num_bytes for spec in specs.values())
+
+
+def make_cache(config: ModelConfig, *, num_rows: int, capacity: int, dtype: torch.dtype) -> KVCache:
+    """An empty cache for sequences of this model. Raises UsageError if the system does not grant the memory."""
+    return KVCache(
+        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        num_rows=num_rows, capacity=capacity, dtype=dtype,
+    )  # fmt: skip
 
 
 def _check_memory(weights: int, cache: int, format: Format, path: Path) -> None:

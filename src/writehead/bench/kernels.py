@@ -16,8 +16,9 @@ from writehead.bench import cost, machine
 from writehead.bench.limits import Limits
 from writehead.bench.plot import Plot
 from writehead.bench.report import Report
-from writehead.bench.subject import make_cache, random_engine
+from writehead.bench.subject import random_engine
 from writehead.bench.timing import at_least, median
+from writehead.build import make_cache
 from writehead.kernels import CacheView, Group
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
@@ -111,7 +112,7 @@ def _norm(decoder: Decoder, rows: int) -> Call:
 def _attention(decoder: Decoder, dtype: torch.dtype, batch: int, context: int) -> Call:
     """One new token for each of `batch` sequences of that length."""
     config = decoder.config
-    cache = make_cache(config, batch, context, dtype)
+    cache = make_cache(config, num_rows=batch, capacity=context, dtype=dtype)
     noise = torch.randn(context, config.head_dim)
     for tensor in (*cache.keys, *cache.values):
         tensor[:] = noise.to(dtype)

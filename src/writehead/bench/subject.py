@@ -15,8 +15,7 @@ from writehead import kernels as kernel_backends
 from writehead.api import LLM
 from writehead.bench import shapes
 from writehead.bench.cost import num_bytes
-from writehead.build import build
-from writehead.cache import KVCache
+from writehead.build import build, make_cache
 from writehead.engine.engine import Engine
 from writehead.engine.request import Request, SamplingParams
 from writehead.errors import UsageError
@@ -93,24 +92,17 @@ def random_engine(
         raise UsageError(f"{length} tokens are more than the {config.max_positions} positions of the model; use fewer")
     format = parse_format(weights, packs_floats=kernels.packs_floats)
     decoder = build(shapes.noise_source(config), weights=weights, kernels=kernels)
-    cache = make_cache(config, num_seqs, length, format.cache_dtype)
+    cache = make_cache(config, num_rows=num_seqs, capacity=length, dtype=format.cache_dtype)
     tokenizer = Tokenizer.stand_in(config.vocab_size)
     return Engine(decoder, tokenizer, cache, max_step_tokens=max(num_seqs, max_step_tokens))
 
 
 def with_cache(engine: Engine, num_seqs: int, length: int) -> Engine:
     """An engine around the same decoder, with a cache of that size."""
-    cache = make_cache(engine.decoder.config, num_seqs, length, engine.cache.keys[0].dtype)
+    dtype = engine.cache.keys[0].dtype
+    cache = make_cache(engine.decoder.config, num_rows=num_seqs, capacity=length, dtype=dtype)
     step = max(num_seqs, engine.scheduler.max_step_tokens)
     return Engine(engine.decoder, engine.tokenizer, cache, max_step_tokens=step)
-
-
-def make_cache(config: ModelConfig, num_seqs: int, length: int, dtype: torch.dtype) -> KVCache:
-    """An empty cache. Raises UsageError if the system does not grant the memory."""
-    return KVCache(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim, num_rows=num_seqs,
-        capacity=length, dtype=dtype,
-    )  # fmt: skip
 
 
 class Run:

@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from writehead.cache import KVCache
+from writehead.build import make_cache
 from writehead.kernels import CacheView, Group
 from writehead.models.decoder import Decoder
 from writehead.train.bodies import alone, find_bodies
@@ -87,10 +87,7 @@ def greedy(model: Decoder, prompts: Sequence[Sequence[int]], new: int) -> list[l
     lengths = [len(prompt) for prompt in prompts]
     config, count = model.config, len(prompts)
     assert max(lengths) + new <= config.max_positions
-    cache = KVCache(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
-        num_rows=count, capacity=max(lengths) + new, dtype=torch.float32,
-    )  # fmt: skip
+    cache = make_cache(config, num_rows=count, capacity=max(lengths) + new, dtype=torch.float32)
     # The first step reads the prompts, sequence by sequence; every later one a token of each.
     ids = torch.tensor([token for prompt in prompts for token in prompt])
     slots = torch.cat([torch.arange(n) for n in lengths])

@@ -9,7 +9,7 @@ import torch
 from torch import Tensor
 
 from writehead import kernels as kernel_backends
-from writehead.build import make_decoder
+from writehead.build import make_cache, make_decoder
 from writehead.cache import KVCache
 from writehead.engine.batch import build_batch
 from writehead.engine.engine import Engine
@@ -76,15 +76,8 @@ class Subject:
         return min(self.tokenizer.vocab_size, self.decoder.config.vocab_size)
 
     def _cache(self, num_rows: int, capacity: int) -> KVCache:
-        config = self.decoder.config
-        return KVCache(
-            num_layers=config.num_layers,
-            num_kv_heads=config.num_kv_heads,
-            head_dim=config.head_dim,
-            num_rows=num_rows,
-            capacity=capacity,
-            dtype=next(self.decoder.norm.parameters()).dtype,
-        )
+        dtype = next(self.decoder.norm.parameters()).dtype
+        return make_cache(self.decoder.config, num_rows=num_rows, capacity=capacity, dtype=dtype)
 
     def _sequence(self, row: int, text: Ids) -> Sequence:
         request = Request(id=row, prompt_ids=tuple(text), params=SamplingParams(), max_length=len(text))
