@@ -3,9 +3,10 @@
 The layout is that of cpu/native/ops.h; here it is in torch, which is also the definition of the rounding:
 
     int8   a scale a channel, the largest value becomes 127
-    int4   a scale (fp16) for `group` inputs of a channel, the value of largest size becomes -8
-    x      int8 under one scale a row; the 8 values of largest size keep fp32. Without that, one channel of a hundred
-           times the others' size leaves those two or three bits (docs/decisions/0006).
+    int4   int8 weights that are steps apart: half * step + offset, halves from -8 to 7, a step and an offset for `group`
+           inputs of a channel. So few or many rows, read as halves or as int8, have the same integer sums.
+    x      int8 under one scale a row, but for 8 values of largest size, which may have up to 128^3 steps. Without that,
+           one channel of a hundred times the others' size leaves those two or three bits (docs/decisions/0006).
 """
 
 from __future__ import annotations
@@ -97,14 +98,15 @@ class PackedWeight:
                 values = (padded * torch.where(top > 0, 127 / top, 0)).round().to(torch.int8)
                 data.copy_(values.view(tiles, TILE, -1, 4).transpose(1, 2).contiguous().view(torch.uint8).flatten())
             case "int4":
-                groups = padded.unflatten(1, (-1, self.format.group))
-                top = groups.gather(2, groups.abs().argmax(2, keepdim=True))
-                scale = (top / -8).half()
-                scales.view(torch.float16).copy_(scale.view(tiles, TILE, -1).transpose(1, 2).flatten())
-                wide = scale.float()
-                values = (groups * torch.where(wide != 0, 1 / wide, 0)).round().clamp(-8, 7).add(8).to(torch.uint8)
+                top = padded.abs().amax(1, keepdim=True)
+                channels = 4 * len(padded)
+                scales[-channels:].view(torch.float32).copy_(torch.where(top > 1e-30, top / 127, 0).flatten())
+                halves, steps, offsets = _fit_int4(padded, top, self.format.group)
+                values = halves.to(torch.int8).add(8).view(torch.uint8)
                 pairs = values.view(tiles, TILE, -1, 2, 4)
                 data.copy_((pairs[..., 0, :] | pairs[..., 1, :] << 4).transpose(1, 2).flatten())
+                both = torch.stack([steps, offsets]).to(torch.int8).view(2, tiles, TILE, -1)
+                scales[:-channels].view(torch.int8).copy_(both.permute(1, 3, 0, 2).flatten())
             case kind:
                 data.copy_(
                     padded.view(tiles, TILE, -1)
@@ -125,13 +127,12 @@ class PackedWeight:
                 whole = values * scales.view(torch.float32)[:, None]
             case "int4":
                 pairs = data.view(tiles, -1, TILE, 1, 4).transpose(1, 2)
-                values = (
-                    torch.cat([pairs & 15, pairs >> 4], dim=3)
-                    .flatten(1, 2)
-                    .reshape(tiles * TILE, -1, self.format.group)
-                )
-                scale = scales.view(torch.float16).view(tiles, -1, TILE).transpose(1, 2).reshape(tiles * TILE, -1, 1)
-                whole = ((values.float() - 8) * scale.float()).flatten(1)
+                halves = torch.cat([pairs & 15, pairs >> 4], dim=3).view(torch.int8).flatten(1) - 8
+                channels = 4 * tiles * TILE
+                both = scales[:-channels].view(torch.int8).view(tiles, -1, 2, TILE).permute(2, 0, 3, 1)
+                steps, offsets = both.reshape(2, tiles * TILE, -1, 1)
+                values = halves.view(tiles * TILE, -1, self.format.group) * steps + offsets
+                whole = values.flatten(1) * scales[-channels:].view(torch.float32)[:, None]
             case kind:
                 whole = data.view(FLOATS[kind]).view(tiles, -1, TILE).transpose(1, 2).reshape(tiles * TILE, -1).float()
         return whole[: self.shape[0], : self.shape[1]]
@@ -143,15 +144,39 @@ class PackedWeight:
 
 
 def round_rows(x: Tensor) -> Tensor:
-    """fp32 [..., K] as int8 products read it: int8 under one scale a row, the largest values as they are."""
-    count = min(OUTLIERS, x.shape[-1])
-    # A stable order: of equal sizes the first is taken.
-    places = x.abs().sort(dim=-1, descending=True, stable=True).indices[..., :count]
-    rest = x.scatter(-1, places, 0.0)
-    top = rest.abs().amax(-1, keepdim=True)
-    used = top > 1e-30
-    values = (rest * torch.where(used, 127 / top, 0)).round() * torch.where(used, top / 127, 0)
-    return values.scatter(-1, places, x.gather(-1, places))
+    """fp32 [..., K] as integer products read it: whole steps of one scale a row, in which all but 8 fit an int8."""
+    sizes = x.abs()
+    largest = sizes.topk(min(OUTLIERS + 1, x.shape[-1]), dim=-1).values
+    rest = largest[..., OUTLIERS:] if x.shape[-1] > OUTLIERS else torch.zeros_like(largest[..., :1])
+    scale = torch.maximum(rest / 127, largest[..., :1] / 128**3)
+    scale = torch.where(scale > 1e-30, scale, 0)
+    steps = (x * torch.where(scale > 0, 1 / scale, 0)).round()
+    return steps * scale
+
+
+def _fit_int4(padded: Tensor, top: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
+    """[channels, K], their largest sizes [channels, 1] -> halves [channels, K], steps and offsets [channels, K / group].
+
+    For the step that covers a group's range, and for one less that cuts its ends: the nearest halves for an offset in
+    the middle, then the offset that is best for those halves, then the nearest halves again. The least squared error
+    wins. Errors are integers (sixteenths of an int8 weight), so that every processor takes the same decision.
+    """
+    x = (padded * torch.where(top > 1e-30, 127 * 16 / top, 0)).round().int().unflatten(1, (-1, group))
+    low, high = x.amin(2, keepdim=True), x.amax(2, keepdim=True)
+    covering = ((high - low + 239) // 240).clamp_min(1)
+    best: tuple[Tensor, ...] = ()
+    for step in (covering, (covering - 1).clamp_min(1)):
+        offset = ((low + high + 16 * step) / 32.0).round().int().clamp(-127, 127)
+        for _ in range(2):
+            least = -((127 + offset) // step).clamp_max(8)
+            most = ((127 - offset) // step).clamp_max(7)
+            halves = ((x - 16 * offset) * (1 / (16 * step).float())).round().int().clamp(least, most)
+            rest = x - 16 * step * halves
+            error = (rest - 16 * offset).square().sum(2, keepdim=True, dtype=torch.int32)
+            found = (error, halves, step, offset)
+            best = tuple(torch.where(error < best[0], *two) for two in zip(found, best, strict=True)) if best else found
+            offset = (rest.sum(2, keepdim=True).float() * (1 / (16 * group))).round().int().clamp(-127, 127)
+    return best[1].flatten(1), best[2].squeeze(2), best[3].squeeze(2)
 
 
 def packed_bytes(shape: tuple[int, int], format: Format) -> int:
@@ -183,7 +208,7 @@ def _sizes(shape: tuple[int, int], format: Format) -> tuple[int, int]:
         case "int8":
             return channels * columns, 4 * channels
         case "int4":
-            return channels * columns // 2, 2 * channels * (columns // format.group)
+            return channels * columns // 2, 2 * channels * (columns // format.group) + 4 * channels
         case kind:
             return channels * columns * FLOATS[kind].itemsize, 0
 

@@ -19,7 +19,7 @@ from writehead.kernels.packed import aligned
 from writehead.models.decoder import Decoder
 from writehead.models.weights import Spec, place, weight_specs
 
-LAYOUT = "1"
+LAYOUT = "2"
 _LINE = 64
 
 

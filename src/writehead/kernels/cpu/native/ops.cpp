@@ -59,27 +59,81 @@ void pack_int8(const Weight& w, const float* rows, int64_t tile) {
   }
 }
 
-// The largest value of a group becomes -8, the end of the range that has one step more.
+// The smaller and larger of integers.
+vi least_of(vi a, vi b) { return a < b ? a : b; }
+vi most_of(vi a, vi b) { return a > b ? a : b; }
+int32_t least_lane(vi x) {
+  int32_t m = x[0];
+  for (int i = 1; i < VL; i++) m = least(m, x[i]);
+  return m;
+}
+
+int nearest(float x) { return (int)nearbyintf(x); }
+
+// int4 weights of a group: (half) * step + offset, each half from -8 to 7.
+struct Int4Group {
+  int32_t error, step, offset;
+  vi halves[128 / VL];
+};
+
+// The best offset for a step, from the middle of the range on: halves for that offset, then the offset for those halves. `x`
+// are `n` values in sixteenths of an int8 weight. All decisions are taken on integers, so every instruction set takes the same.
+void fit_int4(const vi* x, int n, int32_t step, int32_t middle, Int4Group& best) {
+  const int vectors = n / VL;
+  int32_t offset = least(most(middle, -127), 127);
+  const float inverse = 1.0f / (float)(16 * step);
+  vi halves[128 / VL];
+  for (int round = 0; round < 2; round++) {
+    const int32_t low = most(-8, -((127 + offset) / step)), high = least(7, (127 - offset) / step);
+    vi errors{}, sums{};
+    for (int v = 0; v < vectors; v++) {
+      vi half = round_int(to_float(x[v] - 16 * offset) * inverse);
+      halves[v] = half = most_of(least_of(half, splat(high)), splat(low));
+      vi rest = x[v] - 16 * step * half, error = rest - 16 * offset;
+      errors += error * error;
+      sums += rest;
+    }
+    int32_t error = sum_lanes(errors);
+    if (best.step == 0 || error < best.error) {
+      best.error = error, best.step = step, best.offset = offset;
+      std::memcpy(best.halves, halves, sizeof halves);
+    }
+    offset = least(most(nearest((float)sum_lanes(sums) * (1.0f / (float)(16 * n))), -127), 127);
+  }
+}
+
+// int8 weights that are steps apart: the step that covers a group's range, or one less that cuts its ends.
 void pack_int4(const Weight& w, const float* rows, int64_t tile) {
+  static thread_local Buffer<vi> memory;
+  const int64_t columns = padded_columns(w);
+  const int n = w.group, vectors = n / VL;
+  vi* x = memory.take(columns / VL);
   uint8_t* to = tile_at(w, tile);
-  uint16_t* scales = group_scales(w, tile);
-  std::memset(to, 0x88, tile_bytes(w));
-  for (int i = 0; i < TILE; i++)
-    for (int64_t g = 0; g < padded_columns(w) / w.group; g++) {
-      const float* row = rows + i * w.columns;
-      int64_t first = g * w.group, last = least(w.columns, first + w.group);
-      float top = 0;
-      for (int64_t k = first; k < last; k++)
-        if (fabsf(row[k]) > fabsf(top)) top = row[k];
-      uint16_t half = float_to_half(top / -8);
-      float scale = half_to_float(half), inverse = scale != 0 ? 1 / scale : 0;
-      scales[g * TILE + i] = half;
-      for (int64_t k = first; k < last; k++) {
-        int q = 8 + rounded(row[k] * inverse, -8, 7);
-        uint8_t* byte = to + k / 8 * 64 + i * 4 + k % 4;
-        *byte = (uint8_t)(k / 4 % 2 ? (*byte & 0x0f) | q << 4 : (*byte & 0xf0) | q);
+  int8_t* group = groups_of(w, tile);
+  std::memset(to, 0, tile_bytes(w));
+  for (int i = 0; i < TILE; i++) {
+    const float* row = rows + i * w.columns;
+    const float top = largest(row, w.columns), inverse = top > 1e-30f ? 2032.0f / top : 0.0f;
+    channel_scales(w)[tile * TILE + i] = top > 1e-30f ? top / 127.0f : 0.0f;
+    std::memset((void*)x, 0, 4 * columns);
+    int64_t k = 0;
+    for (; k + VL <= w.columns; k += VL) x[k / VL] = round_int(loadu<vf>(row + k) * inverse);
+    for (; k < w.columns; k++) x[k / VL][k % VL] = round_int(splat(row[k] * inverse))[0];
+    for (int64_t g = 0; g < columns / n; g++) {
+      const vi* some = x + g * vectors;
+      vi low = some[0], negative_high = -some[0];
+      for (int v = 1; v < vectors; v++) low = least_of(low, some[v]), negative_high = least_of(negative_high, -some[v]);
+      const int32_t least_x = least_lane(low), most_x = -least_lane(negative_high), covering = most((most_x - least_x + 239) / 240, 1);
+      Int4Group best{};
+      for (int32_t step = covering; step >= most(covering - 1, 1); step--)
+        fit_int4(some, n, step, nearest((float)(least_x + most_x + 16 * step) / 32.0f), best);
+      group[g * 2 * TILE + i] = (int8_t)best.step, group[g * 2 * TILE + TILE + i] = (int8_t)best.offset;
+      for (int j = 0; j < n; j++) {
+        int64_t at = g * n + j;
+        to[at / 8 * 64 + i * 4 + at % 4] |= (uint8_t)((best.halves[j / VL][j % VL] + 8) << (at / 4 % 2 * 4));
       }
     }
+  }
 }
 
 void pack(const Weight* w, const void* source, int32_t source_kind, int64_t stride) {
@@ -104,8 +158,8 @@ float unpacked(const Weight& w, int64_t row, int64_t k) {
     case INT8: return ((const int8_t*)tile_at(w, tile))[k / 4 * 64 + i * 4 + k % 4] * channel_scales(w)[row];
   }
   uint8_t byte = tile_at(w, tile)[k / 8 * 64 + i * 4 + k % 4];
-  int q = (k / 4 % 2 ? byte >> 4 : byte & 15) - 8;
-  return q * half_to_float(group_scales(w, tile)[k / w.group * TILE + i]);
+  const int8_t* group = groups_of(w, tile) + k / w.group * 2 * TILE + i;
+  return (((k / 4 % 2 ? byte >> 4 : byte & 15) - 8) * group[0] + group[TILE]) * channel_scales(w)[row];
 }
 
 void embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {

@@ -10,7 +10,8 @@ enum Kind { FP32 = 0, BF16 = 1, FP16 = 2, INT8 = 3, INT4 = 4 };
 //   FP32, BF16, FP16   [tile][column][16 rows]
 //   INT8               [tile][column / 4][16 rows][4 columns], then a scale a row (fp32)
 //   INT4               [tile][column / 8][16 rows][4 bytes]: low halves columns 0-3, high halves 4-7, each plus 8;
-//                      then [tile][column / group][16 rows] scales (fp16)
+//                      then [tile][column / group][16 steps, 16 offsets] (int8), then a scale a row (fp32).
+//                      (half - 8) * step + offset is an int8 weight under the row's scale.
 struct Weight {
   const void* data;
   int64_t rows, columns;

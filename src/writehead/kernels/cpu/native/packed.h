@@ -20,14 +20,15 @@ static inline int64_t tile_bytes(const Weight& w) {
 }
 static inline int64_t data_bytes(const Weight& w) { return num_tiles(w) * tile_bytes(w); }
 static inline uint8_t* tile_at(const Weight& w, int64_t tile) { return (uint8_t*)w.data + tile * tile_bytes(w); }
-static inline float* channel_scales(const Weight& w) { return (float*)((uint8_t*)w.data + data_bytes(w)); }
-static inline uint16_t* group_scales(const Weight& w, int64_t tile) {
-  return (uint16_t*)((uint8_t*)w.data + data_bytes(w)) + tile * (padded_columns(w) / w.group) * TILE;
+static inline int64_t group_bytes(const Weight& w) {  // a step and an offset for each group of each channel
+  return w.kind == INT4 ? num_tiles(w) * TILE * 2 * (padded_columns(w) / w.group) : 0;
 }
+static inline int8_t* groups_of(const Weight& w, int64_t tile) {
+  return (int8_t*)w.data + data_bytes(w) + tile * (padded_columns(w) / w.group) * 2 * TILE;
+}
+static inline float* channel_scales(const Weight& w) { return (float*)((uint8_t*)w.data + data_bytes(w) + group_bytes(w)); }
 static inline int64_t size_of(const Weight& w) {
-  int64_t channels = num_tiles(w) * TILE;
-  int64_t scales = w.kind == INT8 ? 4 * channels : w.kind == INT4 ? 2 * channels * (padded_columns(w) / w.group) : 0;
-  return data_bytes(w) + scales;
+  return data_bytes(w) + group_bytes(w) + (integer(w) ? 4 * num_tiles(w) * TILE : 0);
 }
 
 }  // namespace ISA

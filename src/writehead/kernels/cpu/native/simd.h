@@ -107,6 +107,27 @@ static inline vf abs(vf x) { return (vf)((vi)x & 0x7fffffff); }
 // Round to the nearest integer, ties to even, for |x| < 2^22: the addend shifts the fraction out.
 static inline vi round_int(vf x) { return (vi)(x + 12582912.0f) - 0x4b400000; }
 
+// VL int8 to and from lanes. Intrinsics, since compilers take conversions of vectors apart.
+static inline vi from_i8(const int8_t* p) {
+#if defined(__AVX512F__)
+  return (vi)_mm512_cvtepi8_epi32(_mm_loadu_si128((const __m128i*)p));
+#elif defined(__AVX2__)
+  return (vi)_mm256_cvtepi8_epi32(_mm_loadl_epi64((const __m128i*)p));
+#else
+  return vi{p[0], p[1], p[2], p[3]};
+#endif
+}
+static inline void to_i8(int8_t* p, vi x) {  // of lanes from -128 to 127
+#if defined(__AVX512F__)
+  _mm_storeu_si128((__m128i*)p, _mm512_cvtepi32_epi8((__m512i)x));
+#elif defined(__AVX2__)
+  __m128i half = _mm_packs_epi32(_mm256_castsi256_si128((__m256i)x), _mm256_extracti128_si256((__m256i)x, 1));
+  _mm_storel_epi64((__m128i*)p, _mm_packs_epi16(half, half));
+#else
+  for (int i = 0; i < VL; i++) p[i] = (int8_t)x[i];
+#endif
+}
+
 // Sums over the lanes by halves, always in the same order.
 static inline float sum_lanes(vf x) {
   float v[VL];
@@ -114,6 +135,11 @@ static inline float sum_lanes(vf x) {
   for (int n = VL / 2; n; n /= 2)
     for (int i = 0; i < n; i++) v[i] += v[i + n];
   return v[0];
+}
+static inline int32_t sum_lanes(vi x) {
+  int32_t s = 0;
+  for (int i = 0; i < VL; i++) s += x[i];
+  return s;
 }
 static inline float max_lanes(vf x) {
   float v[VL], m;
@@ -134,7 +160,8 @@ static inline float largest(const float* x, int64_t n) {  // of the absolute val
 
 // Four products a lane: acc += sum of w[4i + j] * a[j], the four int8 of `a` the same for every lane.
 // `Weights` is a vector of weights made ready once for all rows; `Values` the values of one row. `offset` is what every
-// weight carries too much, so the sum starts at -offset * (sum of all values).
+// weight carries too much, so the sum starts at -offset * (sum of all values). `dot_u4` takes weights from 0 to 15 and
+// `dot_digit` signed weights as they are in memory, and a word whose one byte, from 0 to 127, is not zero.
 #if defined(__AVX512VNNI__)
 typedef vi Weights;
 typedef vi Values;
@@ -143,6 +170,7 @@ static inline Weights weights_i8(const void* p) { return loadu<vi>(p) ^ (int32_t
 static inline Values values_i8(const void* p) { return splat(word(p)); }
 static inline vi dot_i8(vi acc, Weights w, Values a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
 static inline vi dot_u4(vi acc, vi w, Values a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
+static inline vi dot_digit(vi acc, vi w, int32_t digit) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)splat(digit), (__m512i)w); }
 #elif defined(__AVX2__)
 typedef vi Weights;
 struct Values { vi signs, size; };
@@ -159,6 +187,7 @@ static inline vi dot_i8(vi acc, Weights w, Values a) {  // |w| * |a| <= 127 * 12
   return pairs(acc, _mm256_maddubs_epi16((__m256i)a.size, _mm256_sign_epi8((__m256i)w, (__m256i)a.signs)));
 }
 static inline vi dot_u4(vi acc, vi w, Values a) { return pairs(acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)a.signs)); }
+static inline vi dot_digit(vi acc, vi w, int32_t digit) { return pairs(acc, _mm256_maddubs_epi16((__m256i)splat(digit), (__m256i)w)); }
 #elif defined(__ARM_FEATURE_DOTPROD)
 typedef vi Weights;
 typedef vi Values;
@@ -167,6 +196,7 @@ static inline Weights weights_i8(const void* p) { return loadu<vi>(p); }
 static inline Values values_i8(const void* p) { return splat(word(p)); }
 static inline vi dot_i8(vi acc, Weights w, Values a) { return vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)a); }
 static inline vi dot_u4(vi acc, vi w, Values a) { return dot_i8(acc, w, a); }
+static inline vi dot_digit(vi acc, vi w, int32_t digit) { return dot_i8(acc, w, splat(digit)); }
 #else
 typedef vi Weights;
 typedef vi Values;
@@ -178,12 +208,18 @@ static inline vi dot_i8(vi acc, Weights w, Values a) {
   return acc;
 }
 static inline vi dot_u4(vi acc, vi w, Values a) { return dot_i8(acc, w, a); }
+static inline vi dot_digit(vi acc, vi w, int32_t digit) { return dot_i8(acc, w, splat(digit)); }
 #endif
 
 // 16-bit floats to fp32.
 static inline vf from_bf16(const uint16_t* p) {
-  typedef uint16_t vh __attribute__((vector_size(2 * VL)));
-  return (vf)(__builtin_convertvector(loadu<vh>(p), vu) << 16);
+#if defined(__AVX512F__)
+  return (vf)((vi)_mm512_cvtepu16_epi32(_mm256_loadu_si256((const __m256i*)p)) << 16);
+#elif defined(__AVX2__)
+  return (vf)((vi)_mm256_cvtepu16_epi32(_mm_loadu_si128((const __m128i*)p)) << 16);
+#else
+  return (vf)(vu{p[0], p[1], p[2], p[3]} << 16);
+#endif
 }
 static inline float bf16_to_float(uint16_t h) {
   uint32_t bits = (uint32_t)h << 16;
@@ -243,8 +279,8 @@ static inline uint16_t float_to_half(float x) {  // to the nearest, ties to even
 static inline vf exp(vf x) {
   vf y = x < -104.0f ? splat(-104.0f) : x;
   y = y > 89.0f ? splat(89.0f) : y;
-  vi n = round_int(y * 1.44269504088896341f);
-  vf f = to_float(n);
+  vf t = fma(y, splat(1.44269504088896341f), splat(12582912.0f));  // rounds to an integer, as in round_int
+  vf f = t - 12582912.0f;
   vf r = fma(f, splat(-0.693145751953125f), y);
   r = fma(f, splat(-1.42860682030941723212e-6f), r);
   vf p = splat(1.9875691500e-4f);
@@ -254,21 +290,24 @@ static inline vf exp(vf x) {
   p = fma(p, r, splat(1.6666665459e-1f));
   p = fma(p, r, splat(5.0000001201e-1f));
   p = fma(p, r * r, r) + 1.0f;
-  vi half = n >> 1;  // in two steps: 2^n alone may be beyond a float
-  p = p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
-  return x != x ? x : p;
+#if defined(__AVX512F__)
+  return (vf)_mm512_scalef_ps((__m512)p, (__m512)f);
+#else
+  vi n = (vi)t - 0x4b400000, half = n >> 1;  // in two steps: 2^n alone may be beyond a float
+  return p * (vf)((half + 127) << 23) * (vf)((n - half + 127) << 23);
+#endif
 }
 
-static inline vf tanh(vf x) {  // 1 - 2 / (e^2x + 1); near zero the subtraction would lose digits, so a series there
-  vf a = abs(x);
-  vf big = 1.0f - 2.0f / (exp(a * 2.0f) + 1.0f);
-  vf s = x * x;
-  vf p = fma(s, splat(-5.70498872745e-3f), splat(2.06390887954e-2f));
-  p = fma(p, s, splat(-5.37397155531e-2f));
-  p = fma(p, s, splat(1.33314422036e-1f));
-  p = fma(p, s, splat(-3.33332819422e-1f));
-  vf small = fma(p * s, x, x);
-  return a < 0.625f ? small : (vf)((vi)big | ((vi)x & (int32_t)0x80000000));
+// x / (1 + e^y): x times the logistic function of -y.
+static inline vf logistic(vf x, vf y) {
+  vf d = 1.0f + exp(y);
+#if defined(__AVX512F__)
+  vf r = (vf)_mm512_rcp14_ps((__m512)d);  // and a step of Newton's: a division takes four times as long
+  r = fma(fma(-d, r, splat(1.0f)), r, r);
+  return x * (d < 1e38f ? r : vf{});
+#else
+  return x / d;
+#endif
 }
 
 // GELU without tanh is rare, and the product before it takes far longer: the C library's function, lane by lane.
@@ -282,11 +321,11 @@ enum Activation { NONE = 0, GELU_TANH = 1, GELU = 2, SILU = 3, RELU = 4 };
 static inline vf activation(vf x, int kind) {
   switch (kind) {
     case GELU_TANH: {
-      vf u = 0.7978845608028654f * fma(x * x * x, splat(0.044715f), x);
-      return 0.5f * x * (1.0f + tanh(u));
+      vf u = fma(x * x * x, splat(0.044715f), x);
+      return logistic(x, u * -1.5957691216057308f);  // (1 + tanh(y)) / 2 = 1 / (1 + e^-2y)
     }
     case GELU: return 0.5f * x * (1.0f + erf(x * 0.70710678118654752f));
-    case SILU: return x / (1.0f + exp(-x));
+    case SILU: return logistic(x, -x);
     case RELU: return x > 0.0f ? x : (x != x ? x : vf{});
     default: return x;
   }

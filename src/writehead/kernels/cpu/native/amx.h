@@ -1,0 +1,74 @@
+// int8 products on tile registers (Intel AMX): 32 rows by 32 channels at once. The packed weight is already in their layout.
+// The integer sums are those of the vector code, so which of the two ran cannot be seen in a result.
+#pragma once
+
+#include "int8.h"
+
+namespace ISA {
+
+constexpr int64_t AMX_ROWS = 16;
+
+struct TileConfig {
+  uint8_t palette = 1, start = 0, reserved[14] = {};
+  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
+  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
+};
+
+// While it lives, tile registers are 16 rows of 64 bytes.
+struct Tiles {
+  Tiles() {
+    alignas(64) static const TileConfig config;  // not on the stack: to the compiler the instruction reads only 8 bytes of it
+    _tile_loadconfig(&config);
+  }
+  ~Tiles() { _tile_release(); }
+};
+
+// Up to 32 rows from m on, by the tiles `tile` and `tile + 1` or the first alone.
+template <bool TWO_ROWS, bool TWO_TILES>
+static void amx_block(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t rows, int64_t tile) {
+  alignas(64) int32_t sums[4][16][TILE];
+  const uint8_t* b0 = p.at(tile);
+  const uint8_t* b1 = p.at(tile + (TWO_TILES ? 1 : 0));
+  const int8_t* a0 = r.values + m * r.stride;
+  const int8_t* a1 = a0 + 16 * r.stride;
+  _tile_zero(0);
+  if (TWO_TILES) _tile_zero(1);
+  if (TWO_ROWS) _tile_zero(2);
+  if (TWO_ROWS && TWO_TILES) _tile_zero(3);
+  for (int64_t k = 0; k < p.columns; k += 64) {
+    _tile_loadd(4, a0 + k, r.stride);
+    _tile_loadd(6, b0 + k * TILE, 64);
+    _tile_dpbssd(0, 4, 6);
+    if (TWO_TILES) {
+      _tile_loadd(7, b1 + k * TILE, 64);
+      _tile_dpbssd(1, 4, 7);
+    }
+    if (TWO_ROWS) {
+      _tile_loadd(5, a1 + k, r.stride);
+      _tile_dpbssd(2, 5, 6);
+      if (TWO_TILES) _tile_dpbssd(3, 5, 7);
+    }
+  }
+  _tile_stored(0, sums[0], 64);
+  if (TWO_TILES) _tile_stored(1, sums[1], 64);
+  if (TWO_ROWS) _tile_stored(2, sums[2], 64);
+  if (TWO_ROWS && TWO_TILES) _tile_stored(3, sums[3], 64);
+  for (int64_t i = 0; i < rows; i++)
+    for (int n = 0; n < (TWO_TILES ? 2 : 1); n++) {
+      vi acc = loadu<vi>(sums[i / 16 * 2 + n][i % 16]);
+      finish_int8(p, r, t, m + i, tile + n, &acc);
+    }
+}
+
+// Rows start.. (`count` of them) by the panel's tiles first..last. Tile registers are configured.
+static void tiles_int8(const Panel& p, const Rows& r, const Target& t, int64_t start, int64_t count, int64_t first, int64_t last) {
+  for (int64_t tile = first; tile < last; tile += 2)
+    for (int64_t row = start; row < start + count; row += 32) {
+      int64_t rows = least<int64_t>(32, start + count - row);
+      bool two = tile + 1 < last;
+      if (rows > 16) two ? amx_block<true, true>(p, r, t, row, rows, tile) : amx_block<true, false>(p, r, t, row, rows, tile);
+      else two ? amx_block<false, true>(p, r, t, row, rows, tile) : amx_block<false, false>(p, r, t, row, rows, tile);
+    }
+}
+
+}  // namespace ISA
