@@ -52,7 +52,7 @@ class LLM:
     in the box. `weights` is auto (fp32), fp32, bf16, fp16, int8 or int4. `max_model_len` bounds prompt and completion
     together (default: the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so
     that the cache stays within half of the memory and what the weights leave free. `max_step_tokens` bounds one
-    forward pass, so that a long prompt is read in chunks.
+    forward pass, so that a long prompt is read in chunks (default: 512, or max_num_seqs if that is more).
     """
 
     def __init__(
@@ -63,12 +63,13 @@ class LLM:
         kernels: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
-        max_step_tokens: int = 2048,
+        max_step_tokens: int | None = None,
         accept_config_keys: Collection[str] = (),
     ) -> None:
         _positive("max_num_seqs", max_num_seqs)
-        _positive("max_step_tokens", max_step_tokens)
-        if max_step_tokens < max_num_seqs:
+        if max_step_tokens is not None:
+            _positive("max_step_tokens", max_step_tokens)
+        if max_step_tokens is not None and max_step_tokens < max_num_seqs:
             raise UsageError(
                 f"max_step_tokens is {max_step_tokens}, less than max_num_seqs, {max_num_seqs}; a step advances every "
                 "sequence by at least one token, so raise the first or lower the second"

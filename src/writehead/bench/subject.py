@@ -58,9 +58,7 @@ class Subject:
         return [torch.randint(low, self.engine.num_sampleable, (n,), generator=generator).tolist() for n in lengths]
 
 
-def open_subject(
-    model: str | None, *, weights: str, kernels: str, num_seqs: int, length: int, max_step_tokens: int = 2048
-) -> Subject:
+def open_subject(model: str | None, *, weights: str, kernels: str, num_seqs: int, length: int) -> Subject:
     """A model with room for `num_seqs` sequences of `length` tokens.
 
     `model` is what `LLM` takes, or `random:SHAPE`. Raises UsageError, with the numbers, if there is no such room.
@@ -69,12 +67,10 @@ def open_subject(
     if model is not None and model.startswith(shapes.PREFIX):
         config = shapes.structure(model)
         backend = kernel_backends.load(kernels)
-        engine = random_engine(config, weights=weights, kernels=backend, num_seqs=num_seqs, length=length,
-                               max_step_tokens=max_step_tokens)  # fmt: skip
+        engine = random_engine(config, weights=weights, kernels=backend, num_seqs=num_seqs, length=length)
     else:
         engine = LLM(
-            model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs,
-            max_step_tokens=max(num_seqs, max_step_tokens),
+            model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs
         ).engine  # fmt: skip
     if engine.cache.num_rows < num_seqs:
         raise UsageError(
@@ -84,9 +80,7 @@ def open_subject(
     return Subject(model=model or "the model in the box", engine=engine, load_seconds=time.perf_counter() - start)
 
 
-def random_engine(
-    config: ModelConfig, *, weights: str, kernels: Kernels, num_seqs: int, length: int, max_step_tokens: int = 2048
-) -> Engine:
+def random_engine(config: ModelConfig, *, weights: str, kernels: Kernels, num_seqs: int, length: int) -> Engine:
     """An engine around weights that are noise. Raises UsageError if weights or cache find no memory."""
     if length > config.max_positions:
         raise UsageError(f"{length} tokens are more than the {config.max_positions} positions of the model; use fewer")
@@ -94,15 +88,14 @@ def random_engine(
     decoder = build(shapes.noise_source(config), weights=weights, kernels=kernels)
     cache = make_cache(config, num_rows=num_seqs, capacity=length, dtype=format.cache_dtype)
     tokenizer = Tokenizer.stand_in(config.vocab_size)
-    return Engine(decoder, tokenizer, cache, max_step_tokens=max(num_seqs, max_step_tokens))
+    return Engine(decoder, tokenizer, cache)
 
 
 def with_cache(engine: Engine, num_seqs: int, length: int) -> Engine:
     """An engine around the same decoder, with a cache of that size."""
     dtype = engine.cache.keys[0].dtype
     cache = make_cache(engine.decoder.config, num_rows=num_seqs, capacity=length, dtype=dtype)
-    step = max(num_seqs, engine.scheduler.max_step_tokens)
-    return Engine(engine.decoder, engine.tokenizer, cache, max_step_tokens=step)
+    return Engine(engine.decoder, engine.tokenizer, cache)
 
 
 class Run:

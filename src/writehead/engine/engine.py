@@ -41,7 +41,9 @@ class Engine:
     A step that is interrupted leaves every sequence as it was or with its next token: it can be run again.
     """
 
-    def __init__(self, decoder: Decoder, tokenizer: Tokenizer, cache: KVCache, *, max_step_tokens: int) -> None:
+    def __init__(
+        self, decoder: Decoder, tokenizer: Tokenizer, cache: KVCache, *, max_step_tokens: int | None = None
+    ) -> None:
         self.decoder, self.tokenizer, self.cache = decoder, tokenizer, cache
         self.scheduler = Scheduler(cache, max_step_tokens=max_step_tokens)
         self.num_sampleable = min(tokenizer.vocab_size, decoder.config.vocab_size)

@@ -12,6 +12,9 @@ from dataclasses import dataclass
 from writehead.cache import KVCache
 from writehead.engine.sequence import Sequence
 
+STEP_TOKENS = 512
+"""Unless told otherwise: enough to keep the products busy, few enough that what lies between stays in caches."""
+
 
 @dataclass(frozen=True, slots=True)
 class Grant:
@@ -41,7 +44,8 @@ class Scheduler:
     interrupt may come anywhere: each method does nothing that it could not do again.
     """
 
-    def __init__(self, cache: KVCache, *, max_step_tokens: int) -> None:
+    def __init__(self, cache: KVCache, *, max_step_tokens: int | None = None) -> None:
+        max_step_tokens = max_step_tokens or max(STEP_TOKENS, cache.num_rows)
         assert max_step_tokens >= cache.num_rows, "a step must be able to advance every row"
         self.cache, self.max_step_tokens = cache, max_step_tokens
         self.waiting: deque[Sequence] = deque()

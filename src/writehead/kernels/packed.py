@@ -3,8 +3,8 @@
 The layout is that of cpu/native/ops.h; here it is in torch, which is also the definition of the rounding:
 
     int8   a scale a channel, the largest value becomes 127
-    int4   int8 weights that are steps apart: half * step + offset, halves from -8 to 7, a step and an offset for `group`
-           inputs of a channel. So few or many rows, read as halves or as int8, have the same integer sums.
+    int4   int8 weights that are steps apart: half * step + offset, halves from -8 to 7, a step and an offset for
+           `group` inputs of a channel. Read as halves or as int8, the integer sums are the same.
     x      int8 under one scale a row, but for 8 values of largest size, which may have up to 128^3 steps. Without that,
            one channel of a hundred times the others' size leaves those two or three bits (docs/decisions/0006).
 """
@@ -155,7 +155,7 @@ def round_rows(x: Tensor) -> Tensor:
 
 
 def _fit_int4(padded: Tensor, top: Tensor, group: int) -> tuple[Tensor, Tensor, Tensor]:
-    """[channels, K], their largest sizes [channels, 1] -> halves [channels, K], steps and offsets [channels, K / group].
+    """[channels, K], largest sizes [channels, 1] -> halves [channels, K], steps and offsets [channels, K / group].
 
     For the step that covers a group's range, and for one less that cuts its ends: the nearest halves for an offset in
     the middle, then the offset that is best for those halves, then the nearest halves again. The least squared error

@@ -17,15 +17,17 @@ constexpr int64_t PANEL = 2;  // tiles that stay in the cache while rows pass
 constexpr int64_t ROWS_BYTES = 1 << 20;  // rows that stay in the cache while panels pass
 
 // All rows by the tiles first..last. `panel(first, last)` gives those tiles as int8.
-template <class F> void many_rows(const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, F&& panel) {
+template <class F> void many_rows([[maybe_unused]] const Weight& w, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, F&& panel) {
 #if defined(WRITEHEAD_AMX)
   if (m >= AMX_ROWS) {
     Tiles configured;
-    const int64_t block = most<int64_t>(2, ROWS_BYTES / r.stride / 32) * 32;
+    const int64_t fit = most<int64_t>(2, ROWS_BYTES / r.stride / 32) * 32, blocks = (m + fit - 1) / fit;
+    const int64_t block = round_up((m + blocks - 1) / blocks, 32);
     for (int64_t start = 0; start < m; start += block)
       for (int64_t tile = first; tile < last; tile += PANEL) {
         int64_t end = least(tile + PANEL, last);
-        tiles_int8(panel(tile, end), r, t, start, least(block, m - start), tile, end);
+        Ahead next{tile_at(w, end), end < last ? least(PANEL, last - end) * tile_bytes(w) : 0};
+        tiles_int8(panel(tile, end), r, t, start, least(block, m - start), tile, end - tile == 2, next);
       }
     return;
   }
@@ -39,7 +41,7 @@ template <class F> void many_rows(const Rows& r, const Target& t, int64_t m, int
 void linear_int8(const Weight& w, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last) {
   Panel all{(const uint8_t*)w.data, 0, padded_columns(w), channel_scales(w)};
   if (m <= MAX_ROWS) return vectors_int8(all, r, t, 0, m, first, last);
-  many_rows(r, t, m, first, last, [&](int64_t, int64_t) { return all; });
+  many_rows(w, r, t, m, first, last, [&](int64_t, int64_t) { return all; });
 }
 
 void linear_int4(const Weight& w, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last) {
@@ -47,7 +49,7 @@ void linear_int4(const Weight& w, const Rows& r, const Target& t, int64_t m, int
   static thread_local Buffer<uint8_t> memory;
   const int64_t columns = padded_columns(w);
   uint8_t* wide = memory.take(PANEL * columns * TILE);
-  many_rows(r, t, m, first, last, [&](int64_t from, int64_t to) {
+  many_rows(w, r, t, m, first, last, [&](int64_t from, int64_t to) {
     for (int64_t tile = from; tile < to; tile++) widen_tile(w, tile, wide + (tile - from) * columns * TILE);
     asm volatile("" ::: "memory");  // to the compiler, loads of tile registers read no memory
     return Panel{wide, from, columns, channel_scales(w)};

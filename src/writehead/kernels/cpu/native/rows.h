@@ -67,11 +67,11 @@ template <class F> static inline void add_excess(const Excess& e, vi* acc, F&& w
   vi more[TV] = {}, less[TV] = {};
   for (int d = e.digits - 1; d >= 0; d--) {
     for (int i = 0; i < TV; i++) more[i] <<= 7, less[i] <<= 7;
-    for (int o = 0; o < e.count; o++)
-      for (int i = 0; i < TV; i++) {
-        vi* sum = o < e.positive ? more : less;
-        sum[i] = dot_digit(sum[i], weights(e.place[o], i), e.word[d][o]);
-      }
+    int o = 0;
+    for (; o < e.positive; o++)
+      for (int i = 0; i < TV; i++) more[i] = dot_digit(more[i], weights(e.place[o], i), e.word[d][o]);
+    for (; o < e.count; o++)
+      for (int i = 0; i < TV; i++) less[i] = dot_digit(less[i], weights(e.place[o], i), e.word[d][o]);
   }
   for (int i = 0; i < TV; i++) acc[i] += more[i] - less[i];
 }

@@ -14,20 +14,10 @@ struct Target {
   int32_t activation;
 };
 
-// Bias, activation and residual of 16 outputs of one row; the last tile may be partly beyond the weight.
-static inline void finish(const Target& t, int64_t m, int64_t tile, vf* v) {
+// The last tile, partly beyond the weight.
+__attribute__((noinline)) static void finish_last(const Target& t, int64_t m, int64_t tile, const vf* v) {
   int64_t first = tile * TILE, at = m * t.rows + first;
-  int count = (int)least<int64_t>(TILE, t.rows - first);
-  if (count == TILE) {
-    for (int i = 0; i < TV; i++) {
-      vf x = v[i];
-      if (t.bias) x += loadu<vf>(t.bias + first + i * VL);
-      x = activation(x, t.activation);
-      if (t.residual) x += loadu<vf>(t.residual + at + i * VL);
-      storeu(t.y + at + i * VL, x);
-    }
-    return;
-  }
+  int count = (int)(t.rows - first);
   float values[TILE];
   for (int i = 0; i < TV; i++) storeu(values + i * VL, v[i]);
   for (int i = 0; i < count; i++) {
@@ -36,6 +26,19 @@ static inline void finish(const Target& t, int64_t m, int64_t tile, vf* v) {
     x = activation(splat(x), t.activation)[0];
     if (t.residual) x += t.residual[at + i];
     t.y[at + i] = x;
+  }
+}
+
+// Bias, activation and residual of 16 outputs of one row.
+__attribute__((always_inline)) static inline void finish(const Target& t, int64_t m, int64_t tile, const vf* v) {
+  int64_t first = tile * TILE, at = m * t.rows + first;
+  if (t.rows - first < TILE) return finish_last(t, m, tile, v);
+  for (int i = 0; i < TV; i++) {
+    vf x = v[i];
+    if (t.bias) x += loadu<vf>(t.bias + first + i * VL);
+    if (t.activation) x = activation(x, t.activation);
+    if (t.residual) x += loadu<vf>(t.residual + at + i * VL);
+    storeu(t.y + at + i * VL, x);
   }
 }
 
