@@ -19,23 +19,30 @@ from torch import Tensor
 
 from writehead.build import build, load_tokenizer, open_source
 from writehead.kernels import PackedWeight
+from writehead.kernels.packed import round_rows
 from writehead.kernels.reference import ReferenceKernels
 
-METHODS = [(0, 0), (128, 0), (32, 0), (0, 4), (0, 8), (0, 16)]  # values under one scale (0: a row), outliers
+METHODS: list[tuple[int, int] | str] = [(0, 0), (128, 0), (32, 0), (0, 4), (0, 8), (0, 16), "round_rows"]
+"""Values under one scale (0: a row) and values that are left as they are; last, what the kernels do."""
 
 
 class Rounding(ReferenceKernels):
     """The reference, but every product reads rounded activations."""
 
-    group, outliers, active = 0, 0, False
+    method: tuple[int, int] | str | None = None
 
     def _product(self, x: Tensor, weight: Tensor | PackedWeight, bias: Tensor | None) -> Tensor:
-        return super()._product(self._round(x) if self.active else x, weight, bias)
+        return super()._product(self._round(x), weight, bias)
 
     def _round(self, x: Tensor) -> Tensor:
-        places = x.abs().topk(self.outliers, dim=-1).indices
+        if self.method is None:
+            return x
+        if isinstance(self.method, str):
+            return round_rows(x)
+        group, outliers = self.method
+        places = x.abs().topk(outliers, dim=-1).indices
         rest = x.scatter(-1, places, 0.0)
-        size = math.gcd(self.group, x.shape[-1]) if self.group else x.shape[-1]
+        size = math.gcd(group, x.shape[-1]) if group else x.shape[-1]
         groups = rest.unflatten(-1, (-1, size))
         scale = groups.abs().amax(-1, keepdim=True).clamp_min(1e-30) / 127
         return ((groups / scale).round() * scale).flatten(-2).scatter(-1, places, x.gather(-1, places))
@@ -63,13 +70,13 @@ def main() -> None:
         return sum(each) / len(each)
 
     exact = log_probabilities()
-    kernels.active, rows = True, []
-    for kernels.group, kernels.outliers in METHODS:
+    rows: list[dict[str, object]] = []
+    for kernels.method in METHODS:
         found = log_probabilities()
         kl = sum((e.exp() * (e - f)).sum(-1).mean().item() for e, f in zip(exact, found, strict=True)) / len(exact)
-        rows.append({"group": kernels.group, "outliers": kernels.outliers, "kl": kl})
-        rows[-1]["perplexity_percent"] = 100 * (math.exp(loss(found) - loss(exact)) - 1)
-        print({key: round(value, 4) for key, value in rows[-1].items()}, flush=True)
+        percent = 100 * math.expm1(loss(found) - loss(exact))
+        rows.append({"method": kernels.method, "kl": kl, "perplexity_percent": percent})
+        print(f"{kernels.method}: KL divergence {kl:.4f}, perplexity {percent:+.3f} %", flush=True)
     print(json.dumps({"model": args.model, "tokens": windows.numel(), "rows": rows}))
 
 
