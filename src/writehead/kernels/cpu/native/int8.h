@@ -8,8 +8,9 @@ namespace ISA {
 
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
-constexpr int tiles_of(int rows) { return rows <= 2 ? 1 : 2; }
-constexpr int unroll_of(int rows) { return rows == 1 ? 8 : rows == 2 ? 4 : rows <= 4 ? 2 : 1; }
+// Four streams of weights through few rows: one alone reads a fifth less from memory.
+constexpr int tiles_of(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int unroll_of(int rows) { return rows <= 2 ? 2 : 1; }
 #else
 constexpr int MAX_ROWS = TV == 2 ? 5 : 4;
 constexpr int tiles_of(int) { return 1; }
@@ -49,7 +50,7 @@ static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m
       Weights wv[NT * TV];
       for (int n = 0; n < NT; n++) {
         const uint8_t* from = data[n] + (k + 4 * u) * TILE;
-        if (MR <= 2) __builtin_prefetch(from + 4096);
+        if (MR <= 2) __builtin_prefetch(from + 2048);
         for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_i8(from + 4 * VL * i);
       }
 #pragma GCC unroll 12
