@@ -6,8 +6,6 @@
 
 namespace ISA {
 
-constexpr int64_t AMX_ROWS = 16;
-
 struct TileConfig {
   uint8_t palette = 1, start = 0, reserved[14] = {};
   uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
