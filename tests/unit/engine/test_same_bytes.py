@@ -22,7 +22,7 @@ from writehead.models.layers import Embedding, LayerNorm, Linear
 from writehead.text import Tokenizer
 
 CONFIG = ModelConfig(
-    family="gpt_bigcode", vocab_size=300, hidden_size=96, num_layers=2, num_heads=6, num_kv_heads=1, head_dim=16,
+    family="gpt_bigcode", vocab_size=300, hidden_size=96, num_layers=2, num_heads=3, num_kv_heads=1, head_dim=32,
     intermediate_size=200, max_positions=400, positions="learned", activation="gelu_tanh", attention_scale=0.25,
     bos_id=0, eos_ids=(0,),
 )  # fmt: skip
@@ -57,7 +57,7 @@ TEXTS = [torch.randint(300, (n,), generator=torch.Generator().manual_seed(n)).to
 def logits(decoder: Decoder, texts: list[list[int]], schedule: list[list[int]]) -> list[torch.Tensor]:
     """Logits [T, V] of each text, read in steps that give each of them so many tokens, then the rest of all at once."""
     cache = KVCache(
-        num_layers=2, num_kv_heads=1, head_dim=16, num_rows=len(texts), capacity=400, dtype=torch.bfloat16
+        num_layers=2, num_kv_heads=1, head_dim=32, num_rows=len(texts), capacity=400, dtype=torch.bfloat16
     )  # fmt: skip
     sequences = []
     for row, text in enumerate(texts):

@@ -3,23 +3,9 @@
 #pragma once
 
 #include "int8.h"
+#include "tiles.h"
 
 namespace ISA {
-
-struct TileConfig {
-  uint8_t palette = 1, start = 0, reserved[14] = {};
-  uint16_t bytes[16] = {64, 64, 64, 64, 64, 64, 64, 64};
-  uint8_t rows[16] = {16, 16, 16, 16, 16, 16, 16, 16};
-};
-
-// While it lives, tile registers are 16 rows of 64 bytes.
-struct Tiles {
-  Tiles() {
-    alignas(64) static const TileConfig config;  // not on the stack: to the compiler the instruction reads only 8 bytes of it
-    _tile_loadconfig(&config);
-  }
-  ~Tiles() { _tile_release(); }
-};
 
 // Memory to be fetched while a product runs: the next weights.
 struct Ahead {

@@ -54,7 +54,7 @@ const char* no_amx() {
   if (const char* reason = no_avx512()) return reason;
   unsigned a, b, c, d;
   __asm__("cpuid" : "=a"(a), "=b"(b), "=c"(c), "=d"(d) : "a"(7), "c"(0));
-  if (!(d >> 24 & 1) || !(d >> 25 & 1)) return "the processor has no AMX int8";
+  if (!(d >> 24 & 1) || !(d >> 25 & 1) || !(d >> 22 & 1)) return "the processor has no AMX (int8 and bf16)";
 #if defined(__linux__)
   constexpr int ARCH_REQ_XCOMP_PERM = 0x1023, XFEATURE_XTILEDATA = 18;  // the system grants tile registers on request
   if (syscall(SYS_arch_prctl, ARCH_REQ_XCOMP_PERM, XFEATURE_XTILEDATA) != 0) return "the system does not grant AMX";
