@@ -119,6 +119,9 @@ def test_norms(kernels: CPUKernels, size: int) -> None:
         for b in (None, bias):
             ours, theirs = (k.layer_norm(x, weight, b, 1e-5) for k in (kernels, REFERENCE))
             assert close(ours, theirs, 5e-6) or size == 1
+            if rows > 1:
+                apart = torch.randn(rows, 5, size)[:, 1:3].copy_(x)  # heads of a fused product
+                assert torch.equal(kernels.layer_norm(apart, weight, b, 1e-5), ours)
         for offset in (0.0, 1.0):
             ours, theirs = (k.rms_norm(x[:, 1], weight, 1e-6, offset) for k in (kernels, REFERENCE))
             assert close(ours, theirs, 5e-6)
