@@ -107,8 +107,9 @@ def test_embedding_rows(kernels: CPUKernels, format: Format) -> None:
     weight = PackedWeight.pack(torch.randn(37, 100), format)
     ids = torch.tensor([[0, 36, 5], [17, 5, 1]])
     assert torch.equal(kernels.embed(ids, weight), REFERENCE.embed(ids, weight))
-    with pytest.raises(IndexError, match="outside the vocabulary of 37"):
-        kernels.embed(torch.tensor([37]), weight)
+    for outside in (37, -1, 1 << 40):
+        with pytest.raises(IndexError, match="outside the vocabulary of 37"):
+            kernels.embed(torch.tensor([5, outside]), weight)
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 100, 2048])

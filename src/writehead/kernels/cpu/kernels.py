@@ -90,11 +90,10 @@ class CPUKernels(ReferenceKernels):
     def embed(self, ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
         if not isinstance(weight, PackedWeight):
             return super().embed(ids, weight)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.shape[0]:
-            raise IndexError(f"a token id is outside the vocabulary of {weight.shape[0]}")
         ids = ids.contiguous()
         out = torch.empty((*ids.shape, weight.shape[1]))
-        self._ops.embed(byref(weight.record), ids.numel(), ids.data_ptr(), out.data_ptr())
+        if not self._ops.embed(byref(weight.record), ids.numel(), ids.data_ptr(), out.data_ptr()):
+            raise IndexError(f"a token id is outside the vocabulary of {weight.shape[0]}")
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:

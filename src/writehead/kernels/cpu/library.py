@@ -97,7 +97,7 @@ class Ops(Structure):
 
     _fields_ = (
         ("packed_bytes", CFUNCTYPE(c_int64, _W)), ("pack", CFUNCTYPE(None, _W, _P, c_int32, c_int64)),
-        ("embed", CFUNCTYPE(None, _W, c_int64, _P, _P)), ("linear", Operation), ("norm", Operation),
+        ("embed", CFUNCTYPE(c_int32, _W, c_int64, _P, _P)), ("linear", Operation), ("norm", Operation),
         ("activate", Operation), ("rotate", Operation), ("store", Operation), ("attention", Operation),
     )  # fmt: skip
 

@@ -162,11 +162,14 @@ float unpacked(const Weight& w, int64_t row, int64_t k) {
   return (((k / 4 % 2 ? byte >> 4 : byte & 15) - 8) * group[0] + group[TILE]) * channel_scales(w)[row];
 }
 
-void embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
+int32_t embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
+  for (int64_t i = 0; i < count; i++)
+    if (ids[i] < 0 || ids[i] >= w->rows) return 0;
   pool::parallel(parts_of(count * w->columns / 8), [&](int part, int parts) {
     for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++)
       for (int64_t k = 0; k < w->columns; k++) y[i * w->columns + k] = unpacked(*w, ids[i], k);
   });
+  return 1;
 }
 
 // ---- norms, activations, rotary embedding -----------------------------------------------------------------------------

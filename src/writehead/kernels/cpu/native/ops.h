@@ -103,7 +103,7 @@ struct Ops {
   int64_t (*packed_bytes)(const Weight* w);
   // Rounds `source` [rows, columns], of kind FP32, BF16 or FP16, whose rows are `stride` apart, into `w->data`.
   void (*pack)(const Weight* w, const void* source, int32_t source_kind, int64_t stride);
-  // y [count, columns]: the rows of w that `ids` names.
-  void (*embed)(const Weight* w, int64_t count, const int64_t* ids, float* y);
+  // y [count, columns]: the rows of w that `ids` names. 0 if one of them is none: then y is not written.
+  int32_t (*embed)(const Weight* w, int64_t count, const int64_t* ids, float* y);
   Operation *linear, *norm, *activate, *rotate, *store, *attention;
 };
