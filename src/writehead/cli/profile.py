@@ -34,7 +34,8 @@ def profile(
 ) -> None:
     """Show where the time of a step goes: by operation and layer, against the machine's limits.
 
-    Ends with one JSON line on stdout. What no kernel accounts for is Python, and torch's small operations in it.
+    Ends with one JSON line on stdout. What no kernel accounts for is Python, and torch's small operations in it. Every
+    operation is called from Python here; otherwise the native kernels repeat a step of few tokens by one call.
     """
     from writehead.bench import limits
     from writehead.bench import profile as what

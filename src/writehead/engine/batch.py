@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from itertools import groupby
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -41,12 +42,12 @@ def build_batch(step: Step, cache: KVCache) -> Batch:
         rows += [sequence.held_row] * grant.num_new
         if grant.completes:
             ends.append(len(token_ids) - 1)
-    slots = torch.tensor(positions)
+    ids, slots, held = torch.from_numpy(np.array([token_ids, positions, rows])).unbind()
     groups = tuple(_group(num_new, list(g)) for num_new, g in groupby(step.grants, key=lambda g: g.num_new))
     return Batch(
-        token_ids=torch.tensor(token_ids),
+        token_ids=ids,
         positions=slots,
-        view=CacheView(keys=cache.keys, values=cache.values, rows=torch.tensor(rows), slots=slots, groups=groups),
+        view=CacheView(keys=cache.keys, values=cache.values, rows=held, slots=slots, groups=groups),
         ends=torch.tensor(ends, dtype=torch.int64),
     )
 

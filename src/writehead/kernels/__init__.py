@@ -6,13 +6,16 @@ import logging
 
 from writehead.errors import UsageError
 from writehead.kernels import onednn
-from writehead.kernels.contract import AttentionSpec, CacheView, Group, Kernels
+from writehead.kernels.contract import AttentionSpec, CacheView, Group, Kernels, Rotation
 from writehead.kernels.cpu import kernels as cpu
 from writehead.kernels.cpu.library import open_library
 from writehead.kernels.packed import Format, PackedWeight, parse_format
 from writehead.kernels.reference import ReferenceKernels
 
-__all__ = ["AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "load", "names", "parse_format"]
+__all__ = [
+    "AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "Rotation", "load", "names",
+    "parse_format",
+]  # fmt: skip
 
 BACKENDS = ("auto", "cpu", "onednn", "reference", "reference-broadcast")
 

@@ -7,12 +7,16 @@ another backend may differ by its stated tolerance and nothing else. Outputs are
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Protocol
 
-from torch import Tensor
+from torch import Tensor, nn
 
 from writehead.kernels.packed import PackedWeight
+
+Rotation = tuple[Tensor, Tensor]
+"""cos and sin of a step's positions, as `rotate` takes them."""
 
 
 @dataclass(frozen=True, kw_only=True, slots=True)
@@ -58,6 +62,10 @@ class CacheView:
     slots: Tensor
     """int64 [T]: the place in that row, which is the token's position."""
     groups: tuple[Group, ...]
+
+
+Blocks = Callable[[Tensor, Rotation | None, CacheView], Tensor]
+"""Layers of a decoder in an engine's step: [T, M] -> [T, M]."""
 
 
 class Kernels(Protocol):
@@ -106,4 +114,12 @@ class Kernels(Protocol):
         """q [T, H, D] -> [T, H, D], each token over its own row up to its own slot (stored before).
 
         Slots past a row's length must hold finite numbers; they have no influence.
+        """
+
+    def run(self, owner: nn.Module, blocks: Blocks, x: Tensor, rotation: Rotation | None, cache: CacheView) -> Tensor:
+        """blocks(x, rotation, cache): x [T, M] -> [T, M].
+
+        `blocks` consists of these operations and depends on nothing but its arguments and what belongs to `owner`. A
+        backend may repeat the operations of an earlier step of the same shape without calling it, while `owner` is as
+        it was then.
         """

@@ -15,9 +15,9 @@ from typing import Literal
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
-from writehead.kernels.contract import AttentionSpec, CacheView, Group
+from writehead.kernels.contract import AttentionSpec, Blocks, CacheView, Group, Rotation
 from writehead.kernels.packed import FLOATS, PackedWeight, round_rows
 
 MAX_SCORES = 1 << 24
@@ -124,6 +124,16 @@ class ReferenceKernels:
                 positions = (lengths - num_new)[:, None] + torch.arange(first, last, device=q.device)
                 bias = _visible(positions, length, spec.window)
             out[:, first:last] = product(q[:, first:last], keys[:, :, :length], values[:, :, :length], bias, spec)
+
+    def run(
+        self,
+        owner: nn.Module,  # noqa: ARG002
+        blocks: Blocks,
+        x: Tensor,
+        rotation: Rotation | None,
+        cache: CacheView,
+    ) -> Tensor:
+        return blocks(x, rotation, cache)
 
 
 def heads_as_queries(q: Tensor, k: Tensor, v: Tensor, visible: Tensor | None, spec: AttentionSpec) -> Tensor:

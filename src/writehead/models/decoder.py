@@ -15,12 +15,10 @@ from collections.abc import Callable
 import torch
 from torch import Tensor, nn
 
-from writehead.kernels import AttentionSpec, CacheView, Kernels
+from writehead.kernels import AttentionSpec, CacheView, Kernels, Rotation
 from writehead.models.config import ModelConfig
 from writehead.models.layers import Embedding, LayerNorm, Linear, RMSNorm
 from writehead.models.rope import inverse_frequencies
-
-Rotation = tuple[Tensor, Tensor]
 
 
 def make_norm(config: ModelConfig, size: int, kernels: Kernels) -> nn.Module:
@@ -152,15 +150,20 @@ class Decoder(nn.Module):
         if self.positions is not None:
             x = x + self.positions(positions)
         rotation = self._rotation(positions)
-        for layer in self.layers:
-            x = layer(x, rotation, cache)
-        return self.norm(x)  # type: ignore[no-any-return]
+        if cache is None:
+            return self._blocks(x, rotation, cache)
+        return self.kernels.run(self, self._blocks, x, rotation, cache)
 
     def logits(self, hidden: Tensor) -> Tensor:
         """[..., M] -> [..., V]."""
         head = self.lm_head
         logits: Tensor = self.kernels.linear(hidden, self.embed.weight, None) if head is None else head(hidden)
         return logits / self.config.logits_divisor if self.config.logits_divisor != 1.0 else logits
+
+    def _blocks(self, x: Tensor, rotation: Rotation | None, cache: CacheView | None) -> Tensor:
+        for layer in self.layers:
+            x = layer(x, rotation, cache)
+        return self.norm(x)  # type: ignore[no-any-return]
 
     def _rotation(self, positions: Tensor) -> Rotation | None:
         """cos and sin [T, 1, R / 2] in fp32, once a step for all layers."""

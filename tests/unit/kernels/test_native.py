@@ -107,8 +107,9 @@ def test_embedding_rows(kernels: CPUKernels, format: Format) -> None:
     weight = PackedWeight.pack(torch.randn(37, 100), format)
     ids = torch.tensor([[0, 36, 5], [17, 5, 1]])
     assert torch.equal(kernels.embed(ids, weight), REFERENCE.embed(ids, weight))
-    with pytest.raises(IndexError, match="outside the vocabulary of 37"):
-        kernels.embed(torch.tensor([37]), weight)
+    for outside in (37, -1, 1 << 40):
+        with pytest.raises(IndexError, match="outside the vocabulary of 37"):
+            kernels.embed(torch.tensor([5, outside]), weight)
 
 
 @pytest.mark.parametrize("size", [1, 3, 16, 64, 100, 2048])
@@ -119,6 +120,9 @@ def test_norms(kernels: CPUKernels, size: int) -> None:
         for b in (None, bias):
             ours, theirs = (k.layer_norm(x, weight, b, 1e-5) for k in (kernels, REFERENCE))
             assert close(ours, theirs, 5e-6) or size == 1
+            if rows > 1:
+                apart = torch.randn(rows, 5, size)[:, 1:3].copy_(x)  # heads of a fused product
+                assert torch.equal(kernels.layer_norm(apart, weight, b, 1e-5), ours)
         for offset in (0.0, 1.0):
             ours, theirs = (k.rms_norm(x[:, 1], weight, 1e-6, offset) for k in (kernels, REFERENCE))
             assert close(ours, theirs, 5e-6)

@@ -7,14 +7,18 @@ native/attention.cpp), so a sequence gets the same bytes alone and in any batch.
 
 from __future__ import annotations
 
-from ctypes import byref
+import threading
+from ctypes import Structure, addressof, byref
+from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
-from torch import Tensor
+from torch import Tensor, nn
 
 from writehead.errors import UsageError
-from writehead.kernels.contract import AttentionSpec, CacheView
-from writehead.kernels.cpu.library import Attention, Library, open_library
+from writehead.kernels.contract import AttentionSpec, Blocks, CacheView, Rotation
+from writehead.kernels.cpu.library import Activate, Attention, Library, Linear, Norm, Rotate, Store, open_library
+from writehead.kernels.cpu.program import MAX_TOKENS, Program, Programs, sequences_of, step_key
 from writehead.kernels.packed import FLOATS, KINDS, PackedWeight
 from writehead.kernels.reference import ReferenceKernels, position_bias
 
@@ -51,6 +55,9 @@ class CPUKernels(ReferenceKernels):
         self._ops = library.ops(self.instructions)
         self._library = library
         self._sequences: tuple[object, tuple[Tensor, ...]] = (None, ())
+        self._programs: WeakKeyDictionary[nn.Module, Programs] = WeakKeyDictionary()
+        self._busy = threading.Lock()  # of the programs: a second thread's steps are not kept
+        self._recording = _Recording()
         library.handle.writehead_threads(torch.get_num_threads())
 
     def pack(self, weight: Tensor, into: PackedWeight) -> None:
@@ -73,20 +80,20 @@ class CPUKernels(ReferenceKernels):
         residual = None if residual is None else residual.contiguous()
         out = x.new_empty((*x.shape[:-1], weight.shape[0]))
         kind = ACTIVATIONS.index(activation or "none")
-        self._ops.linear(
-            byref(weight.record), x.numel() // x.shape[-1], x.data_ptr(), _pointer(bias), kind,
-            _pointer(residual), out.data_ptr(),
+        arguments = Linear(
+            addressof(weight.record), x.numel() // x.shape[-1], x.data_ptr(), _pointer(bias), _pointer(residual),
+            out.data_ptr(), kind,
         )  # fmt: skip
+        self._call(self._ops.linear, arguments, weight, x, bias, residual, out)
         return out
 
     def embed(self, ids: Tensor, weight: Tensor | PackedWeight) -> Tensor:
         if not isinstance(weight, PackedWeight):
             return super().embed(ids, weight)
-        if ids.numel() and not 0 <= int(ids.min()) <= int(ids.max()) < weight.shape[0]:
-            raise IndexError(f"a token id is outside the vocabulary of {weight.shape[0]}")
         ids = ids.contiguous()
         out = torch.empty((*ids.shape, weight.shape[1]))
-        self._ops.embed(byref(weight.record), ids.numel(), ids.data_ptr(), out.data_ptr())
+        if not self._ops.embed(byref(weight.record), ids.numel(), ids.data_ptr(), out.data_ptr()):
+            raise IndexError(f"a token id is outside the vocabulary of {weight.shape[0]}")
         return out
 
     def layer_norm(self, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float) -> Tensor:
@@ -106,7 +113,8 @@ class CPUKernels(ReferenceKernels):
         size = x.shape[-1] // (2 if gated else 1)
         out = x.new_empty((*x.shape[:-1], size))
         rows = out.numel() // size
-        self._ops.activate(ACTIVATIONS.index(name), gated, rows, size, x.data_ptr(), out.data_ptr())
+        arguments = Activate(rows, size, x.data_ptr(), out.data_ptr(), ACTIVATIONS.index(name), gated)
+        self._call(self._ops.activate, arguments, x, out)
         return out
 
     def rotate(self, x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
@@ -115,10 +123,11 @@ class CPUKernels(ReferenceKernels):
         tokens, heads, dim = x.shape
         x, cos, sin = _heads(x), cos.contiguous(), sin.contiguous()
         out = x.new_empty(x.shape)
-        self._ops.rotate(
-            tokens, heads, dim, x.stride(0), cos.shape[-1], x.data_ptr(),
-            cos.data_ptr(), sin.data_ptr(), out.data_ptr(),
+        arguments = Rotate(
+            tokens, heads, dim, x.stride(0), cos.shape[-1], x.data_ptr(), cos.data_ptr(), sin.data_ptr(),
+            out.data_ptr(),
         )  # fmt: skip
+        self._call(self._ops.rotate, arguments, x, cos, sin, out)
         return out
 
     def store(self, cache: CacheView, layer: int, k: Tensor, v: Tensor) -> None:
@@ -126,13 +135,12 @@ class CPUKernels(ReferenceKernels):
         if not _native(k) or keys.dtype not in _FLOAT_KINDS:
             return super().store(cache, layer, k, v)
         k, v = _heads(k), _heads(v)
-        if k.stride(0) != v.stride(0):
-            k, v = k.contiguous(), v.contiguous()
         tokens, kv_heads, dim = k.shape
-        self._ops.store(
-            tokens, kv_heads, dim, k.stride(0), k.data_ptr(), v.data_ptr(), cache.rows.data_ptr(),
-            cache.slots.data_ptr(), keys.shape[2], _FLOAT_KINDS[keys.dtype], keys.data_ptr(), values.data_ptr(),
+        arguments = Store(
+            tokens, kv_heads, dim, k.stride(0), v.stride(0), keys.shape[2], k.data_ptr(), v.data_ptr(),
+            cache.rows.data_ptr(), cache.slots.data_ptr(), keys.data_ptr(), values.data_ptr(), _FLOAT_KINDS[keys.dtype],
         )  # fmt: skip
+        self._call(self._ops.store, arguments, k, v, cache.rows, cache.slots)
         return None
 
     def cached_attention(self, q: Tensor, cache: CacheView, layer: int, spec: AttentionSpec) -> Tensor:
@@ -144,32 +152,83 @@ class CPUKernels(ReferenceKernels):
         out = q.new_empty(q.shape)
         first, new, rows, lengths = self._step(cache)
         bias = None if spec.alibi is None else position_bias(spec, int(lengths.max()), q.device).contiguous()
-        call = Attention(
+        arguments = Attention(
             q.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(), first.data_ptr(), new.data_ptr(),
             rows.data_ptr(), lengths.data_ptr(), _pointer(bias), len(first), heads, keys.shape[1], dim, q.stride(0),
             keys.shape[2], spec.window or 0, 0 if bias is None else bias.shape[1], spec.scale, _FLOAT_KINDS[keys.dtype],
         )  # fmt: skip
-        self._ops.attention(byref(call))
+        self._call(self._ops.attention, arguments, q, out, first, new, rows, lengths, bias)
         return out
 
+    def run(self, owner: nn.Module, blocks: Blocks, x: Tensor, rotation: Rotation | None, cache: CacheView) -> Tensor:
+        """The contract's; a step of few tokens that comes again is kept (program.py)."""
+        small = len(x) <= MAX_TOKENS and _native(x) and torch.is_inference_mode_enabled()
+        if not small or not self._busy.acquire(blocking=False):
+            return blocks(x, rotation, cache)
+        try:
+            programs = self._programs.get(owner)
+            if programs is None or not programs.state.holds():
+                programs = self._programs[owner] = Programs(owner)
+            key = step_key(x, rotation, cache)
+            program, again = programs.find(key)
+            if program is not None:
+                return program.replay(self._library, x, rotation, cache)
+            if not again:
+                return blocks(x, rotation, cache)
+            program = Program(x, rotation, cache)
+            out, repeatable = self._record(program, blocks)
+            programs.keep(key, program if repeatable else None)
+            return out
+        finally:
+            self._busy.release()
+
+    def _record(self, program: Program, blocks: Blocks) -> tuple[Tensor, bool]:
+        self._sequences = program.cache.groups, program.sequences
+        self._recording.program = program
+        try:
+            return program.record(blocks)
+        finally:
+            self._recording.program = None
+
+    def _call(self, operation: Any, arguments: Structure, *operands: Tensor | PackedWeight | None) -> None:
+        """Every operation of a step comes through here. The cache is not among the operands: it is not kept."""
+        operation(byref(arguments))
+        if self._recording.program is not None:
+            self._recording.program.add(operation, arguments, operands)
+
     def _norm(self, rms: int, x: Tensor, weight: Tensor, bias: Tensor | None, eps: float, offset: float) -> Tensor:
-        x = x.contiguous()
+        x = _heads(x) if x.ndim == 3 else x.contiguous()
         out = x.new_empty(x.shape)
         size = x.shape[-1]
-        self._ops.norm(
-            rms, x.numel() // size, size, x.data_ptr(), weight.data_ptr(), _pointer(bias), eps, offset, out.data_ptr()
+        tokens, heads, stride = (*x.shape[:2], x.stride(0)) if x.ndim == 3 else (x.numel() // size, 1, size)
+        arguments = Norm(
+            tokens,
+            heads,
+            size,
+            stride,
+            x.data_ptr(),
+            weight.data_ptr(),
+            _pointer(bias),
+            out.data_ptr(),
+            eps,
+            offset,
+            rms,
         )
+        self._call(self._ops.norm, arguments, x, weight, bias, out)
         return out
 
     def _step(self, cache: CacheView) -> tuple[Tensor, ...]:
-        """int64: first token, new tokens, cache row and length of each sequence; the same for all layers of a step."""
-        if self._sequences[0] is not cache.groups:
-            new = [g.num_new for g in cache.groups for _ in g.lengths]
-            lengths = [n for g in cache.groups for n in g.lengths]
-            counts = torch.tensor(new)
-            first = counts.cumsum(0) - counts
-            self._sequences = cache.groups, (first, counts, cache.rows[first], torch.tensor(lengths))
-        return self._sequences[1]
+        """`sequences_of`, the same for all layers of a step."""
+        found = self._sequences
+        if found[0] is not cache.groups:
+            found = self._sequences = cache.groups, sequences_of(cache)
+        return found[1]
+
+
+class _Recording(threading.local):
+    """The program that this thread records, if any."""
+
+    program: Program | None = None
 
 
 def _native(x: Tensor) -> bool:

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 FILE_NAME = "libwritehead_cpu.so"
-ABI = 3
+ABI = 4
 
 
 class Weight(Structure):
@@ -19,6 +19,53 @@ class Weight(Structure):
 
     _fields_ = (
         ("data", c_void_p), ("rows", c_int64), ("columns", c_int64), ("kind", c_int32), ("group", c_int32),
+    )  # fmt: skip
+
+
+class Linear(Structure):
+    """`struct Linear`."""
+
+    _fields_ = (
+        ("weight", c_void_p), ("m", c_int64), ("x", c_void_p), ("bias", c_void_p), ("residual", c_void_p),
+        ("y", c_void_p), ("activation", c_int32),
+    )  # fmt: skip
+
+
+class Norm(Structure):
+    """`struct Norm`."""
+
+    _fields_ = (
+        ("tokens", c_int64), ("heads", c_int64), ("size", c_int64), ("stride", c_int64), ("x", c_void_p),
+        ("weight", c_void_p), ("bias", c_void_p), ("y", c_void_p), ("eps", c_float), ("offset", c_float),
+        ("rms", c_int32),
+    )  # fmt: skip
+
+
+class Activate(Structure):
+    """`struct Activate`."""
+
+    _fields_ = (
+        ("m", c_int64), ("size", c_int64), ("x", c_void_p), ("y", c_void_p), ("activation", c_int32),
+        ("gated", c_int32),
+    )  # fmt: skip
+
+
+class Rotate(Structure):
+    """`struct Rotate`."""
+
+    _fields_ = (
+        ("tokens", c_int64), ("heads", c_int64), ("dim", c_int64), ("stride", c_int64), ("half", c_int64),
+        ("x", c_void_p), ("cos", c_void_p), ("sin", c_void_p), ("y", c_void_p),
+    )  # fmt: skip
+
+
+class Store(Structure):
+    """`struct Store`."""
+
+    _fields_ = (
+        ("tokens", c_int64), ("kv_heads", c_int64), ("dim", c_int64), ("k_stride", c_int64), ("v_stride", c_int64),
+        ("capacity", c_int64), ("k", c_void_p), ("v", c_void_p), ("rows", c_void_p), ("slots", c_void_p),
+        ("keys", c_void_p), ("values", c_void_p), ("kind", c_int32),
     )  # fmt: skip
 
 
@@ -33,23 +80,26 @@ class Attention(Structure):
     )  # fmt: skip
 
 
-_W, _P, _I, _L, _F = POINTER(Weight), c_void_p, c_int32, c_int64, c_float
+class Call(Structure):
+    """`struct Call`."""
+
+    _fields_ = (("operation", c_void_p), ("arguments", c_void_p))
+
+
+Operation = CFUNCTYPE(None, c_void_p)
+"""Takes a pointer to its struct."""
+
+_W, _P = POINTER(Weight), c_void_p
 
 
 class Ops(Structure):
     """`struct Ops`: the functions of one instruction set."""
 
     _fields_ = (
-        ("packed_bytes", CFUNCTYPE(_L, _W)),
-        ("pack", CFUNCTYPE(None, _W, _P, _I, _L)),
-        ("linear", CFUNCTYPE(None, _W, _L, _P, _P, _I, _P, _P)),
-        ("embed", CFUNCTYPE(None, _W, _L, _P, _P)),
-        ("norm", CFUNCTYPE(None, _I, _L, _L, _P, _P, _P, _F, _F, _P)),
-        ("activate", CFUNCTYPE(None, _I, _I, _L, _L, _P, _P)),
-        ("rotate", CFUNCTYPE(None, _L, _L, _L, _L, _L, _P, _P, _P, _P)),
-        ("store", CFUNCTYPE(None, _L, _L, _L, _L, _P, _P, _P, _P, _L, _I, _P, _P)),
-        ("attention", CFUNCTYPE(None, POINTER(Attention))),
-    )
+        ("packed_bytes", CFUNCTYPE(c_int64, _W)), ("pack", CFUNCTYPE(None, _W, _P, c_int32, c_int64)),
+        ("embed", CFUNCTYPE(c_int32, _W, c_int64, _P, _P)), ("linear", Operation), ("norm", Operation),
+        ("activate", Operation), ("rotate", Operation), ("store", Operation), ("attention", Operation),
+    )  # fmt: skip
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,6 +149,8 @@ def open_library() -> Library | str:
         return f"the native library {path} is of another version of writehead: install writehead again"
     handle.writehead_set.restype = handle.writehead_missing.restype = c_char_p
     handle.writehead_ops.restype = POINTER(Ops)
+    handle.writehead_replay.argtypes = POINTER(Call), c_int64
+    handle.writehead_replay.restype = None
     sets: list[InstructionSet] = []
     while name := handle.writehead_set(len(sets)):
         missing = handle.writehead_missing(len(sets))

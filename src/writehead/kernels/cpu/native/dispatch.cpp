@@ -84,7 +84,7 @@ const Set* sets(int* count) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) int32_t writehead_abi() { return 3; }
+__attribute__((visibility("default"))) int32_t writehead_abi() { return 4; }
 
 // The name of instruction set `index`, fastest first; null past the last.
 __attribute__((visibility("default"))) const char* writehead_set(int32_t index) {
@@ -105,5 +105,10 @@ __attribute__((visibility("default"))) const Ops* writehead_ops(int32_t index) {
 }
 
 __attribute__((visibility("default"))) void writehead_threads(int32_t threads) { pool::resize(threads); }
+
+// Makes the calls in order.
+__attribute__((visibility("default"))) void writehead_replay(const Call* calls, int64_t count) {
+  for (int64_t i = 0; i < count; i++) calls[i].operation(calls[i].arguments);
+}
 
 }  // extern "C"

@@ -162,11 +162,14 @@ float unpacked(const Weight& w, int64_t row, int64_t k) {
   return (((k / 4 % 2 ? byte >> 4 : byte & 15) - 8) * group[0] + group[TILE]) * channel_scales(w)[row];
 }
 
-void embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
+int32_t embed(const Weight* w, int64_t count, const int64_t* ids, float* y) {
+  for (int64_t i = 0; i < count; i++)
+    if (ids[i] < 0 || ids[i] >= w->rows) return 0;
   pool::parallel(parts_of(count * w->columns / 8), [&](int part, int parts) {
     for (int64_t i = count * part / parts; i < count * (part + 1) / parts; i++)
       for (int64_t k = 0; k < w->columns; k++) y[i * w->columns + k] = unpacked(*w, ids[i], k);
   });
+  return 1;
 }
 
 // ---- norms, activations, rotary embedding -----------------------------------------------------------------------------
@@ -194,10 +197,11 @@ void norm_row(int rms, int64_t n, const float* x, const float* weight, const flo
   for (; i < n; i++) y[i] = (x[i] - mean) * inverse * (weight[i] + offset) + (bias ? bias[i] : 0.0f);
 }
 
-void norm(int32_t rms, int64_t m, int64_t size, const float* x, const float* weight, const float* bias, float eps, float offset, float* y) {
-  pool::parallel(parts_of(m * size / 4), [&](int part, int parts) {
-    for (int64_t i = m * part / parts; i < m * (part + 1) / parts; i++)
-      norm_row(rms, size, x + i * size, weight, bias, eps, offset, y + i * size);
+void norm(const Norm& a) {
+  const int64_t rows = a.tokens * a.heads;
+  pool::parallel(parts_of(rows * a.size / 4), [&](int part, int parts) {
+    for (int64_t i = rows * part / parts; i < rows * (part + 1) / parts; i++)
+      norm_row(a.rms, a.size, a.x + i / a.heads * a.stride + i % a.heads * a.size, a.weight, a.bias, a.eps, a.offset, a.y + i * a.size);
   });
 }
 
@@ -249,21 +253,43 @@ void store_head(const float* from, int64_t dim, int32_t kind, void* cache, int64
   for (int64_t d = 0; d < dim; d++) to[d] = kind == BF16 ? float_to_bf16(from[d]) : float_to_half(from[d]);
 }
 
-void store(int64_t tokens, int64_t kv_heads, int64_t dim, int64_t stride, const float* k, const float* v, const int64_t* rows, const int64_t* slots,
-           int64_t capacity, int32_t kind, void* keys, void* values) {
-  for (int64_t t = 0; t < tokens; t++)
-    for (int64_t h = 0; h < kv_heads; h++) {
-      int64_t at = ((rows[t] * kv_heads + h) * capacity + slots[t]) * dim, from = t * stride + h * dim;
-      store_head(k + from, dim, kind, keys, at);
-      store_head(v + from, dim, kind, values, at);
+void store(const Store& a) {
+  for (int64_t t = 0; t < a.tokens; t++)
+    for (int64_t h = 0; h < a.kv_heads; h++) {
+      int64_t at = ((a.rows[t] * a.kv_heads + h) * a.capacity + a.slots[t]) * a.dim;
+      store_head(a.k + t * a.k_stride + h * a.dim, a.dim, a.kind, a.keys, at);
+      store_head(a.v + t * a.v_stride + h * a.dim, a.dim, a.kind, a.values, at);
     }
 }
 
 int64_t packed_bytes(const Weight* w) { return size_of(*w); }
 
+// ---- the operations of a step, each with its struct -------------------------------------------------------------------
+
+void call_linear(const void* arguments) {
+  const Linear& a = *(const Linear*)arguments;
+  linear(a.weight, a.m, a.x, a.bias, a.activation, a.residual, a.y);
+}
+
+void call_norm(const void* arguments) { norm(*(const Norm*)arguments); }
+
+void call_activate(const void* arguments) {
+  const Activate& a = *(const Activate*)arguments;
+  activate(a.activation, a.gated, a.m, a.size, a.x, a.y);
+}
+
+void call_rotate(const void* arguments) {
+  const Rotate& a = *(const Rotate*)arguments;
+  rotate(a.tokens, a.heads, a.dim, a.stride, a.half, a.x, a.cos, a.sin, a.y);
+}
+
+void call_store(const void* arguments) { store(*(const Store*)arguments); }
+
+void call_attention(const void* arguments) { attention((const Attention*)arguments); }
+
 }  // namespace
 
 extern const Ops OPS;
-const Ops OPS = {packed_bytes, pack, linear, embed, norm, activate, rotate, store, attention};
+const Ops OPS = {packed_bytes, pack, embed, call_linear, call_norm, call_activate, call_rotate, call_store, call_attention};
 
 }  // namespace ISA

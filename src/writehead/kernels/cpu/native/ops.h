@@ -18,29 +18,59 @@ struct Weight {
   int32_t kind, group;
 };
 
-struct Ops {
-  // Bytes of a packed weight; `data` is not read.
-  int64_t (*packed_bytes)(const Weight* w);
-  // Rounds `source` [rows, columns], of kind FP32, BF16 or FP16, whose rows are `stride` apart, into `w->data`.
-  void (*pack)(const Weight* w, const void* source, int32_t source_kind, int64_t stride);
-  // y [M, rows] = activation(x [M, columns] * w^T + bias) + residual; bias and residual may be null, y may be residual.
-  void (*linear)(const Weight* w, int64_t m, const float* x, const float* bias, int32_t activation,
-                 const float* residual, float* y);
-  // y [count, columns]: the rows of w that `ids` names.
-  void (*embed)(const Weight* w, int64_t count, const int64_t* ids, float* y);
-  // Layer norm, or with rms nonzero x / rms(x) * (weight + offset); bias may be null.
-  void (*norm)(int32_t rms, int64_t m, int64_t size, const float* x, const float* weight, const float* bias, float eps,
-               float offset, float* y);
-  // y [M, size] = activation(x); gated: x [M, 2 size] = gate | up, y = activation(gate) * up.
-  void (*activate)(int32_t activation, int32_t gated, int64_t m, int64_t size, const float* x, float* y);
-  // x [T, heads, dim], whose tokens are `stride` apart; cos and sin [T, half]; y dense. The first 2 half values turn.
-  void (*rotate)(int64_t tokens, int64_t heads, int64_t dim, int64_t stride, int64_t half, const float* x,
-                 const float* cos, const float* sin, float* y);
-  // k and v [T, K, dim], tokens `stride` apart, to cache [rows, K, capacity, dim] of kind FP32, BF16 or FP16.
-  void (*store)(int64_t tokens, int64_t kv_heads, int64_t dim, int64_t stride, const float* k, const float* v,
-                const int64_t* rows, const int64_t* slots, int64_t capacity, int32_t kind, void* keys, void* values);
-  // See attention.cpp.
-  void (*attention)(const struct Attention* a);
+// The arguments of an operation of a step, one struct each, so that a call can be kept and repeated.
+
+// y [M, weight.rows] = activation(x [M, weight.columns] * w^T + bias) + residual; bias and residual may be null, y may be
+// residual.
+struct Linear {
+  const Weight* weight;
+  int64_t m;
+  const float* x;
+  const float* bias;
+  const float* residual;
+  float* y;
+  int32_t activation;
+};
+
+// y [T, heads, size] = layer norm of x, whose tokens are `stride` apart, or with rms nonzero x / rms(x) * (weight + offset);
+// bias may be null.
+struct Norm {
+  int64_t tokens, heads, size, stride;
+  const float* x;
+  const float* weight;
+  const float* bias;
+  float* y;
+  float eps, offset;
+  int32_t rms;
+};
+
+// y [M, size] = activation(x); gated: x [M, 2 size] = gate | up, y = activation(gate) * up.
+struct Activate {
+  int64_t m, size;
+  const float* x;
+  float* y;
+  int32_t activation, gated;
+};
+
+// x [T, heads, dim], whose tokens are `stride` apart; cos and sin [T, half]; y dense. The first 2 half values turn.
+struct Rotate {
+  int64_t tokens, heads, dim, stride, half;
+  const float* x;
+  const float* cos;
+  const float* sin;
+  float* y;
+};
+
+// k and v [T, K, dim], tokens `k_stride` and `v_stride` apart, to cache [rows, K, capacity, dim] of kind FP32, BF16 or FP16.
+struct Store {
+  int64_t tokens, kv_heads, dim, k_stride, v_stride, capacity;
+  const float* k;
+  const float* v;
+  const int64_t* rows;
+  const int64_t* slots;
+  void* keys;
+  void* values;
+  int32_t kind;
 };
 
 // One call of attention: `groups` runs of sequences, each with `num_new` tokens a sequence. Sequence s has its new tokens at
@@ -58,4 +88,22 @@ struct Attention {
   int64_t sequences, heads, kv_heads, dim, q_stride, capacity, window, bias_stride;  // window 0: all keys
   float scale;
   int32_t kind;
+};
+
+typedef void Operation(const void* arguments);  // of its struct
+
+// One call, kept. writehead_replay repeats an array of them.
+struct Call {
+  Operation* operation;
+  const void* arguments;
+};
+
+struct Ops {
+  // Bytes of a packed weight; `data` is not read.
+  int64_t (*packed_bytes)(const Weight* w);
+  // Rounds `source` [rows, columns], of kind FP32, BF16 or FP16, whose rows are `stride` apart, into `w->data`.
+  void (*pack)(const Weight* w, const void* source, int32_t source_kind, int64_t stride);
+  // y [count, columns]: the rows of w that `ids` names. 0 if one of them is none: then y is not written.
+  int32_t (*embed)(const Weight* w, int64_t count, const int64_t* ids, float* y);
+  Operation *linear, *norm, *activate, *rotate, *store, *attention;
 };
