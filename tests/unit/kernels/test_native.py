@@ -213,7 +213,7 @@ def test_attention_has_the_same_bytes_however_it_is_cut(
 def test_attention_over_bf16_has_the_same_bytes_however_it_is_cut(
     kernels: CPUKernels, name: str, heads: int, shared: int, dim: int
 ) -> None:
-    """One by one, at once, in pieces and beside another sequence: whole tiles and parts of one, whatever the threads."""
+    """One by one, at once, in pieces and beside another sequence: whole and part tiles, whatever the threads."""
     spec = SPECS[name]
     alibi = None if spec.alibi is None else torch.rand(heads)
     spec = AttentionSpec(scale=dim**-0.5, window=spec.window, alibi=alibi)
