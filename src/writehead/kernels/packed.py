@@ -5,7 +5,7 @@ The layout is that of cpu/native/ops.h; here it is in torch, which is also the d
     int8   a scale a channel, the largest value becomes 127
     int4   int8 weights that are steps apart: half * step + offset, halves from -8 to 7, a step and an offset for
            `group` inputs of a channel. Read as halves or as int8, the integer sums are the same.
-    x      int8 under one scale a row, but for 8 values of largest size, which may have up to 128^3 steps. Without that,
+    x      int8 under one scale a row, but for 8 values of largest size, which may have up to 2^20 steps. Without that,
            one channel of a hundred times the others' size leaves those two or three bits (docs/decisions/0006).
 """
 
@@ -148,7 +148,7 @@ def round_rows(x: Tensor) -> Tensor:
     sizes = x.abs()
     largest = sizes.topk(min(OUTLIERS + 1, x.shape[-1]), dim=-1).values
     rest = largest[..., OUTLIERS:] if x.shape[-1] > OUTLIERS else torch.zeros_like(largest[..., :1])
-    scale = torch.maximum(rest / 127, largest[..., :1] / 128**3)
+    scale = torch.maximum(rest / 127, largest[..., :1] / 2**20)
     scale = torch.where(scale > 1e-30, scale, 0)
     steps = (x * torch.where(scale > 0, 1 / scale, 0)).round()
     return steps * scale

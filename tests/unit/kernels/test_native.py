@@ -102,6 +102,18 @@ def test_extreme_rows(kernels: CPUKernels, format: Format) -> None:
     assert (y[1].double() - exact).abs().max() < 0.02 * without.abs().max()  # as good as if the value were not there
 
 
+@pytest.mark.parametrize("format", [f for f in FORMATS if f.kind.startswith("int")], ids=str)
+@pytest.mark.parametrize("sign", [1, -1])
+def test_the_largest_sum_that_there_can_be(kernels: CPUKernels, format: Format, sign: int) -> None:
+    """Every weight at its end, 8 values as far out as they may be and all others at 127 steps: 32 bits hold it."""
+    weight = PackedWeight.pack(torch.full((32, 1 << 16), 0.5), format)
+    x = torch.full((13, 1 << 16), sign * 127.0)
+    x[:, :: 1 << 13] = sign * 2.0**20
+    exact = 0.5 * x.double().sum(1, keepdim=True)
+    for rows in (1, 13):
+        assert close(kernels.linear(x[:rows], weight, None).double(), exact[:rows].expand(-1, 32), 1e-6)
+
+
 @pytest.mark.parametrize("format", FORMATS, ids=str)
 def test_embedding_rows(kernels: CPUKernels, format: Format) -> None:
     weight = PackedWeight.pack(torch.randn(37, 100), format)

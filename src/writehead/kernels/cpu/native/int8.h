@@ -38,37 +38,44 @@ static inline void finish_int8(const Panel& p, const Rows& r, const Target& t, i
   finish_integer(p.scales, r, t, m, tile, sums);
 }
 
+// sums [MR, NT * TV] = MR rows of x, `stride` bytes apart, by NT tiles of `columns` inputs. A function of its own and few
+// arguments: the accumulators leave no register to spare.
 template <int MR, int NT, int KU>
-static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t tile) {
+__attribute__((noinline)) static void dots(const uint8_t* weights, int64_t columns, const int8_t* x, int64_t stride, vi (*sums)[NT * TV]) {
   vi acc[KU][MR][NT * TV] = {};
-  const uint8_t* data[NT];
-  for (int n = 0; n < NT; n++) data[n] = p.at(tile + n);
-  const int8_t* a = r.values + m * r.stride;
-  for (int64_t k = 0; k < p.columns; k += 4 * KU)
+  for (int64_t k = 0; k < columns; k += 4 * KU)
 #pragma GCC unroll 8
     for (int u = 0; u < KU; u++) {
       Weights wv[NT * TV];
       for (int n = 0; n < NT; n++) {
-        const uint8_t* from = data[n] + (k + 4 * u) * TILE;
+        const uint8_t* from = weights + (n * columns + k + 4 * u) * TILE;
         if (MR <= 2) __builtin_prefetch(from + 2048);
-        for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_i8(from + 4 * VL * i);
+        for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_i8(loadu<vi>(from + 4 * VL * i));
       }
 #pragma GCC unroll 12
       for (int i = 0; i < MR; i++) {
-        Values av = values_i8(a + i * r.stride + k + 4 * u);
+        Values av = values_i8(x + i * stride + k + 4 * u);
 #pragma GCC unroll 8
         for (int j = 0; j < NT * TV; j++) acc[u][i][j] = dot_i8(acc[u][i][j], wv[j], av);
       }
     }
+  for (int i = 0; i < MR; i++)
+    for (int j = 0; j < NT * TV; j++) {
+      for (int u = 1; u < KU; u++) acc[0][i][j] += acc[u][i][j];
+      sums[i][j] = acc[0][i][j];
+    }
+}
+
+template <int MR, int NT, int KU>
+static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t tile) {
+  vi sums[MR][NT * TV];
+  dots<MR, NT, KU>(p.at(tile), p.columns, r.values + m * r.stride, r.stride, sums);
   for (int i = 0; i < MR; i++) {
     int32_t sum = 0;  // of all values of the row
     if (OFFSET)
       for (int64_t g = 0; g < r.groups; g++) sum += r.sums[(m + i) * r.groups + g];
-    for (int j = 0; j < NT * TV; j++) {
-      for (int u = 1; u < KU; u++) acc[0][i][j] += acc[u][i][j];
-      acc[0][i][j] -= OFFSET * sum;
-    }
-    for (int n = 0; n < NT; n++) finish_int8(p, r, t, m + i, tile + n, &acc[0][i][n * TV]);
+    for (int j = 0; j < NT * TV; j++) sums[i][j] -= OFFSET * sum;
+    for (int n = 0; n < NT; n++) finish_int8(p, r, t, m + i, tile + n, &sums[i][n * TV]);
   }
 }
 

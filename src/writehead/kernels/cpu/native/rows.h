@@ -10,13 +10,14 @@
 namespace ISA {
 
 constexpr int OUTLIERS = 8;
-constexpr int DIGITS = 3;  // a value has at most 128^3 steps
+constexpr int DIGITS = 3;
+constexpr float MOST_STEPS = 1048576.0f;  // of a value: 127 times eight of them and 65,528 values of 127 fits 31 bits
 
-// What the values of a row have beyond 127 steps: first of the positive ones, then of the negative ones.
+// What the outliers of a row have beyond 127 steps. Unused entries are zero.
 struct Excess {
-  int8_t positive, count, digits;
+  int32_t digits, total;  // digits of the largest, from one; the sum of all
   int32_t place[OUTLIERS];  // column
-  int32_t word[DIGITS][OUTLIERS];  // a digit, in the byte that its column has in a word of four; the lowest digit first
+  int32_t word[DIGITS][OUTLIERS];  // a signed digit, in the byte that its column has in a word of four; the lowest digit first
 };
 
 struct Rows {
@@ -28,62 +29,97 @@ struct Rows {
   Excess* excess;  // [M]
 };
 
-// Finds the largest values of `x` [n], which it sets to zero; ties go to the first. `tops` holds the largest of each block.
+// The first place whose absolute value is `top`, which is there.
+static inline int64_t find(const float* x, int64_t n, float top) {
+  int64_t i = 0;
+  for (; i + VL <= n; i += VL)
+    if (uint32_t found = lanes_of(abs(loadu<vf>(x + i)) == top)) return i + __builtin_ctz(found);
+  while (fabsf(x[i]) != top) i++;
+  return i;
+}
+
+// Finds the largest values of `x` [n], which it sets to zero; ties go to the first. `tops` are the largest of each block.
 static inline void take_outliers(float* x, int64_t n, float* tops, float* outliers, int32_t* places, int count) {
-  int64_t blocks = (n + BLOCK - 1) / BLOCK;
-  for (int64_t b = 0; b < blocks; b++) tops[b] = largest(x + b * BLOCK, least<int64_t>(BLOCK, n - b * BLOCK));
+  const int64_t blocks = (n + BLOCK - 1) / BLOCK;
   for (int o = 0; o < count; o++) {
-    float top = largest(tops, blocks);
-    int64_t b = 0;
-    while (tops[b] != top) b++;
-    int64_t i = b * BLOCK;
-    while (fabsf(x[i]) != top) i++;
-    outliers[o] = x[i];
-    places[o] = (int32_t)i;
-    x[i] = 0;
-    tops[b] = largest(x + b * BLOCK, least<int64_t>(BLOCK, n - b * BLOCK));
+    const float top = largest(tops, blocks);
+    const int64_t b = find(tops, blocks, top), size = least<int64_t>(BLOCK, n - b * BLOCK);
+    float* block = x + b * BLOCK;
+    const int64_t i = find(block, size, top);
+    outliers[o] = block[i];
+    places[o] = (int32_t)(b * BLOCK + i);
+    block[i] = 0;
+    tops[b] = largest(block, size);
   }
 }
 
 static inline void note_excess(Excess& e, const float* outliers, const int32_t* places, int count, float inverse) {
   e = {};
-  for (int sign = 1; sign >= -1; sign -= 2) {
-    for (int o = 0; o < count; o++) {
-      int32_t rest = sign * round_int(splat(outliers[o] * inverse))[0] - 127;
-      if (rest <= 0) continue;
-      e.place[e.count] = places[o];
-      for (int d = 0; rest; d++, rest >>= 7) {
-        e.word[d][e.count] = (rest & 127) << 8 * (places[o] % 4);
-        e.digits = most<int8_t>(e.digits, (int8_t)(d + 1));
-      }
-      e.count++;
+  e.digits = 1;
+  for (int o = 0; o < count; o++) {
+    const int32_t steps = round_int(splat(outliers[o] * inverse))[0], sign = steps < 0 ? -1 : 1;
+    int32_t rest = sign * steps - 127;
+    if (rest <= 0) continue;
+    e.place[o] = places[o];
+    e.total += sign * rest;
+    for (int d = 0; rest; d++, rest >>= 7) {
+      e.word[d][o] = (int32_t)((uint32_t)(uint8_t)(sign * (rest & 127)) << 8 * (places[o] % 4));
+      e.digits = most(e.digits, d + 1);
     }
-    if (sign > 0) e.positive = e.count;
   }
 }
 
-// acc + the excess times its weights; `weights(column)` is the word of four columns of TILE channels that holds the column.
+// acc + the excess times its weights; `weights(column, i)` is vector `i` of the words of four columns of TILE channels that
+// hold the column. No branch on how many outliers there are: nobody could predict it.
 template <class F> static inline void add_excess(const Excess& e, vi* acc, F&& weights) {
-  vi more[TV] = {}, less[TV] = {};
-  for (int d = e.digits - 1; d >= 0; d--) {
-    for (int i = 0; i < TV; i++) more[i] <<= 7, less[i] <<= 7;
-    int o = 0;
-    for (; o < e.positive; o++)
-      for (int i = 0; i < TV; i++) more[i] = dot_digit(more[i], weights(e.place[o], i), e.word[d][o]);
-    for (; o < e.count; o++)
-      for (int i = 0; i < TV; i++) less[i] = dot_digit(less[i], weights(e.place[o], i), e.word[d][o]);
+  for (int i = 0; i < TV; i++) acc[i] -= OFFSET * e.total;
+#pragma GCC unroll 8
+  for (int o = 0; o < OUTLIERS; o++) {
+    const Values digit = values_i8(&e.word[0][o]);
+    for (int i = 0; i < TV; i++) acc[i] = dot_i8(acc[i], weights_i8(weights(e.place[o], i)), digit);
   }
-  for (int i = 0; i < TV; i++) acc[i] += more[i] - less[i];
+  for (int d = 1; d < e.digits; d++)
+    for (int o = 0; o < OUTLIERS; o++) {
+      const Values digit = values_i8(&e.word[d][o]);
+      for (int i = 0; i < TV; i++) acc[i] += dot_i8(vi{}, weights_i8(weights(e.place[o], i)), digit) << 7 * d;
+    }
+}
+
+// Copies x [n] and notes the largest of each block. Zero, or NaN if x holds a NaN or infinity.
+static inline float survey(const float* x, int64_t n, float* copy, float* tops) {
+  vf check{};
+  float rest = 0;
+  for (int64_t start = 0; start < n; start += BLOCK) {
+    const int64_t end = least<int64_t>(start + BLOCK, n);
+    vf m{};
+    int64_t i = start;
+    for (; i + VL <= end; i += VL) {
+      vf v = loadu<vf>(x + i);
+      storeu(copy + i, v);
+      m = max(m, abs(v));
+      check += v * 0.0f;
+    }
+    float top = max_lanes(m);
+    for (; i < end; i++) {
+      copy[i] = x[i];
+      top = most(top, fabsf(x[i]));
+      rest += x[i] * 0.0f;
+    }
+    tops[start / BLOCK] = top;
+  }
+  return sum_lanes(check) + rest;
+}
+
+static inline vi to_steps(vf x, float inverse) {
+  vi v = round_int(x * inverse);
+  v = v > 127 ? splat(127) : v;
+  return v < -127 ? splat(-127) : v;
 }
 
 static inline void quantize_row(const Rows& r, int64_t m, const float* x, int64_t n, int64_t group, float* copy, float* tops) {
   int8_t* q = r.values + m * r.stride;
   std::memset(q + n, 0, r.stride - n);
-  vf check{};
-  int64_t i = 0;
-  for (; i + VL <= n; i += VL) check += loadu<vf>(x + i) * 0.0f;
-  float finite = sum_lanes(check);
-  for (; i < n; i++) finite += x[i] * 0.0f;
+  const float finite = survey(x, n, copy, tops);
   if (finite != 0) {  // a NaN or infinity makes the whole row NaN
     std::memset(q, 0, n);
     std::memset(r.sums + m * r.groups, 0, 4 * r.groups);
@@ -94,23 +130,23 @@ static inline void quantize_row(const Rows& r, int64_t m, const float* x, int64_
   float outliers[OUTLIERS];
   int32_t places[OUTLIERS];
   int count = (int)least<int64_t>(OUTLIERS, n);
-  std::memcpy(copy, x, 4 * n);
   take_outliers(copy, n, tops, outliers, places, count);
-  float scale = most(largest(copy, n) / 127.0f, fabsf(outliers[0]) / 2097152.0f);
+  float scale = most(largest(tops, (n + BLOCK - 1) / BLOCK) / 127.0f, fabsf(outliers[0]) / MOST_STEPS);
   float inverse = scale > 1e-30f ? 1.0f / scale : 0.0f;
   r.scale[m] = scale > 1e-30f ? scale : 0.0f;
   note_excess(r.excess[m], outliers, places, count, inverse);
-  for (i = 0; i + VL <= n; i += VL) {
-    vi v = round_int(loadu<vf>(x + i) * inverse);
-    v = v > 127 ? splat(127) : v;
-    v = v < -127 ? splat(-127) : v;
-    to_i8(q + i, v);
-  }
-  for (; i < n; i++) q[i] = (int8_t)least(most(round_int(splat(x[i] * inverse))[0], -127), 127);
   for (int64_t g = 0; g < r.groups; g++) {
+    const int64_t end = least(n, (g + 1) * group);
     vi sum{};
-    for (int64_t k = g * group; k < (g + 1) * group; k += VL) sum += from_i8(q + k);
-    r.sums[m * r.groups + g] = sum_lanes(sum);
+    int64_t i = g * group;
+    for (; i + VL <= end; i += VL) {
+      vi v = to_steps(loadu<vf>(x + i), inverse);
+      to_i8(q + i, v);
+      sum += v;
+    }
+    int32_t total = sum_lanes(sum);
+    for (; i < end; i++) total += q[i] = (int8_t)to_steps(splat(x[i]), inverse)[0];
+    r.sums[m * r.groups + g] = total;
   }
 }
 

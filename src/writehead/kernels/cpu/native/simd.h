@@ -137,16 +137,37 @@ static inline float sum_lanes(vf x) {
   return v[0];
 }
 static inline int32_t sum_lanes(vi x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_add_epi32((__m512i)x);
+#else
   int32_t s = 0;
   for (int i = 0; i < VL; i++) s += x[i];
   return s;
+#endif
 }
 static inline float max_lanes(vf x) {
+#if defined(__AVX512F__)
+  return _mm512_reduce_max_ps((__m512)x);
+#else
   float v[VL], m;
   storeu(v, x);
   m = v[0];
   for (int i = 1; i < VL; i++) m = v[i] > m ? v[i] : m;
   return m;
+#endif
+}
+
+// A bit for each lane that is all ones; the other lanes are zero.
+static inline uint32_t lanes_of(vi x) {
+#if defined(__AVX512F__)
+  return _mm512_movepi32_mask((__m512i)x);
+#elif defined(__AVX2__)
+  return (uint32_t)_mm256_movemask_ps((__m256)x);
+#else
+  uint32_t bits = 0;
+  for (int i = 0; i < VL; i++) bits |= (uint32_t)(x[i] & 1) << i;
+  return bits;
+#endif
 }
 
 static inline float largest(const float* x, int64_t n) {  // of the absolute values; not NaN
@@ -160,22 +181,20 @@ static inline float largest(const float* x, int64_t n) {  // of the absolute val
 
 // Four products a lane: acc += sum of w[4i + j] * a[j], the four int8 of `a` the same for every lane.
 // `Weights` is a vector of weights made ready once for all rows; `Values` the values of one row. `offset` is what every
-// weight carries too much, so the sum starts at -offset * (sum of all values). `dot_u4` takes weights from 0 to 15 and
-// `dot_digit` signed weights as they are in memory, and a word whose one byte, from 0 to 127, is not zero.
+// weight carries too much, so the sum starts at -offset * (sum of all values). `dot_u4` takes weights from 0 to 15.
 #if defined(__AVX512VNNI__)
 typedef vi Weights;
 typedef vi Values;
 constexpr int OFFSET = 128;  // vpdpbusd multiplies unsigned by signed
-static inline Weights weights_i8(const void* p) { return loadu<vi>(p) ^ (int32_t)0x80808080; }
+static inline Weights weights_i8(vi w) { return w ^ (int32_t)0x80808080; }
 static inline Values values_i8(const void* p) { return splat(word(p)); }
 static inline vi dot_i8(vi acc, Weights w, Values a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
 static inline vi dot_u4(vi acc, vi w, Values a) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)w, (__m512i)a); }
-static inline vi dot_digit(vi acc, vi w, int32_t digit) { return (vi)_mm512_dpbusd_epi32((__m512i)acc, (__m512i)splat(digit), (__m512i)w); }
 #elif defined(__AVX2__)
 typedef vi Weights;
 struct Values { vi signs, size; };
 constexpr int OFFSET = 0;
-static inline Weights weights_i8(const void* p) { return loadu<vi>(p); }
+static inline Weights weights_i8(vi w) { return w; }
 static inline Values values_i8(const void* p) {
   vi a = splat(word(p));
   return {a, (vi)_mm256_abs_epi8((__m256i)a)};
@@ -187,28 +206,25 @@ static inline vi dot_i8(vi acc, Weights w, Values a) {  // |w| * |a| <= 127 * 12
   return pairs(acc, _mm256_maddubs_epi16((__m256i)a.size, _mm256_sign_epi8((__m256i)w, (__m256i)a.signs)));
 }
 static inline vi dot_u4(vi acc, vi w, Values a) { return pairs(acc, _mm256_maddubs_epi16((__m256i)w, (__m256i)a.signs)); }
-static inline vi dot_digit(vi acc, vi w, int32_t digit) { return pairs(acc, _mm256_maddubs_epi16((__m256i)splat(digit), (__m256i)w)); }
 #elif defined(__ARM_FEATURE_DOTPROD)
 typedef vi Weights;
 typedef vi Values;
 constexpr int OFFSET = 0;
-static inline Weights weights_i8(const void* p) { return loadu<vi>(p); }
+static inline Weights weights_i8(vi w) { return w; }
 static inline Values values_i8(const void* p) { return splat(word(p)); }
 static inline vi dot_i8(vi acc, Weights w, Values a) { return vdotq_s32((int32x4_t)acc, (int8x16_t)w, (int8x16_t)a); }
 static inline vi dot_u4(vi acc, vi w, Values a) { return dot_i8(acc, w, a); }
-static inline vi dot_digit(vi acc, vi w, int32_t digit) { return dot_i8(acc, w, splat(digit)); }
 #else
 typedef vi Weights;
 typedef vi Values;
 constexpr int OFFSET = 0;
-static inline Weights weights_i8(const void* p) { return loadu<vi>(p); }
+static inline Weights weights_i8(vi w) { return w; }
 static inline Values values_i8(const void* p) { return splat(word(p)); }
 static inline vi dot_i8(vi acc, Weights w, Values a) {
   for (int shift = 0; shift < 32; shift += 8) acc += ((w << (24 - shift)) >> 24) * ((a << (24 - shift)) >> 24);
   return acc;
 }
 static inline vi dot_u4(vi acc, vi w, Values a) { return dot_i8(acc, w, a); }
-static inline vi dot_digit(vi acc, vi w, int32_t digit) { return dot_i8(acc, w, splat(digit)); }
 #endif
 
 // 16-bit floats to fp32.
