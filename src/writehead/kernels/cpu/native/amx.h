@@ -7,15 +7,6 @@
 
 namespace ISA {
 
-// Memory to be fetched while a product runs: the next weights.
-struct Ahead {
-  const uint8_t* data;
-  int64_t bytes;
-
-  // Part i of n.
-  Ahead part(int64_t i, int64_t n) const { return {data + bytes * i / n, bytes * (i + 1) / n - bytes * i / n}; }
-};
-
 // Up to 32 rows from m on, by the tiles `tile` and `tile + 1` or the first alone.
 template <bool TWO_ROWS, bool TWO_TILES>
 static void amx_block(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t rows, int64_t tile, Ahead ahead) {
@@ -28,9 +19,9 @@ static void amx_block(const Panel& p, const Rows& r, const Target& t, int64_t m,
   if (TWO_TILES) _tile_zero(1);
   if (TWO_ROWS) _tile_zero(2);
   if (TWO_ROWS && TWO_TILES) _tile_zero(3);
-  const int64_t fetch = round_up(ahead.bytes * 64 / p.columns, 64);
+  const int64_t fetch = ahead.each(p.columns);
   for (int64_t k = 0; k < p.columns; k += 64) {
-    for (const uint8_t* end = ahead.data + fetch; ahead.data < end; ahead.data += 64) __builtin_prefetch(ahead.data, 0, 2);
+    ahead.fetch(fetch);
     _tile_loadd(4, a0 + k, r.stride);
     _tile_loadd(6, b0 + k * TILE, 64);
     _tile_dpbssd(0, 4, 6);
@@ -60,7 +51,7 @@ static void tiles_int8(const Panel& p, const Rows& r, const Target& t, int64_t s
   const int64_t blocks = (count + 31) / 32;
   for (int64_t b = 0; b < blocks; b++) {
     int64_t row = start + 32 * b, rows = least<int64_t>(32, start + count - row);
-    Ahead some = ahead.part(b, blocks);
+    Ahead some = ahead.part(b, b + 1, blocks);
     if (rows > 16) two ? amx_block<true, true>(p, r, t, row, rows, tile, some) : amx_block<true, false>(p, r, t, row, rows, tile, some);
     else two ? amx_block<false, true>(p, r, t, row, rows, tile, some) : amx_block<false, false>(p, r, t, row, rows, tile, some);
   }

@@ -8,12 +8,15 @@ namespace ISA {
 
 #if defined(__AVX512F__)
 constexpr int MAX_ROWS = 12;
-// Four streams of weights through few rows: one alone reads a fifth less from memory.
-constexpr int tiles_of(int rows) { return rows <= 6 ? 4 : 2; }
+constexpr int FEW_ROWS = 6;  // that pass the weights once; more take a panel, while the next one is fetched
+constexpr int FEW_TILES = 4;  // streams of weights: one alone reads a fifth less from memory
+constexpr int PANEL_TILES = 2;
 constexpr int unroll_of(int rows) { return rows <= 2 ? 2 : 1; }
 #else
 constexpr int MAX_ROWS = TV == 2 ? 5 : 4;
-constexpr int tiles_of(int) { return 1; }
+constexpr int FEW_ROWS = MAX_ROWS;
+constexpr int FEW_TILES = 1;
+constexpr int PANEL_TILES = 1;
 constexpr int unroll_of(int rows) { return rows == 1 ? 2 : 1; }
 #endif
 
@@ -24,6 +27,26 @@ struct Panel {
   const float* scales;  // of all channels of the weight
 
   const uint8_t* at(int64_t tile) const { return data + (tile - first) * columns * TILE; }
+};
+
+// Memory to be fetched while a product runs: the next weights.
+struct Ahead {
+  const uint8_t* data = nullptr;
+  int64_t bytes = 0;
+
+  // Parts from..to of n.
+  Ahead part(int64_t from, int64_t to, int64_t n) const { return {data + bytes * from / n, bytes * to / n - bytes * from / n}; }
+  // Bytes to fetch with each BLOCK of the columns of a product.
+  int64_t each(int64_t columns) const { return round_up(bytes * BLOCK / columns, STREAMS * 64); }
+  // From several places at once: each wakes the processor's own prefetcher, which has more room than the instruction.
+  void fetch(int64_t count) {
+    const int64_t apart = round_up(bytes / STREAMS, 64);
+    for (const uint8_t* end = data + count / STREAMS; data < end; data += 64)
+      for (int i = 0; i < STREAMS; i++) __builtin_prefetch(data + i * apart, 0, 2);
+  }
+
+ private:
+  static constexpr int STREAMS = 4;
 };
 
 static inline void finish_integer(const float* scales, const Rows& r, const Target& t, int64_t m, int64_t tile, const vi* sums) {
@@ -38,27 +61,31 @@ static inline void finish_int8(const Panel& p, const Rows& r, const Target& t, i
   finish_integer(p.scales, r, t, m, tile, sums);
 }
 
-// sums [MR, NT * TV] = MR rows of x, `stride` bytes apart, by NT tiles of `columns` inputs. A function of its own and few
-// arguments: the accumulators leave no register to spare.
-template <int MR, int NT, int KU>
-__attribute__((noinline)) static void dots(const uint8_t* weights, int64_t columns, const int8_t* x, int64_t stride, vi (*sums)[NT * TV]) {
+// sums [MR, NT * TV] = MR rows of x, `stride` bytes apart, by NT tiles of `columns` inputs, which STREAM from memory or stay in
+// the cache for other rows. A function of its own and few arguments: the accumulators leave no register to spare.
+template <int MR, int NT, int KU, bool STREAM>
+__attribute__((noinline)) static void dots(const uint8_t* weights, int64_t columns, const int8_t* x, int64_t stride, Ahead ahead, vi (*sums)[NT * TV]) {
   vi acc[KU][MR][NT * TV] = {};
-  for (int64_t k = 0; k < columns; k += 4 * KU)
+  const int64_t fetch = ahead.each(columns);
+  for (int64_t block = 0; block < columns; block += BLOCK) {
+    ahead.fetch(fetch);
+    for (int64_t k = block; k < block + BLOCK; k += 4 * KU)
 #pragma GCC unroll 8
-    for (int u = 0; u < KU; u++) {
-      Weights wv[NT * TV];
-      for (int n = 0; n < NT; n++) {
-        const uint8_t* from = weights + (n * columns + k + 4 * u) * TILE;
-        if (MR <= 2) __builtin_prefetch(from + 2048);
-        for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_i8(loadu<vi>(from + 4 * VL * i));
-      }
+      for (int u = 0; u < KU; u++) {
+        Weights wv[NT * TV];
+        for (int n = 0; n < NT; n++) {
+          const uint8_t* from = weights + (n * columns + k + 4 * u) * TILE;
+          if (STREAM) __builtin_prefetch(from + 2048);
+          for (int i = 0; i < TV; i++) wv[n * TV + i] = weights_i8(loadu<vi>(from + 4 * VL * i));
+        }
 #pragma GCC unroll 12
-      for (int i = 0; i < MR; i++) {
-        Values av = values_i8(x + i * stride + k + 4 * u);
+        for (int i = 0; i < MR; i++) {
+          Values av = values_i8(x + i * stride + k + 4 * u);
 #pragma GCC unroll 8
-        for (int j = 0; j < NT * TV; j++) acc[u][i][j] = dot_i8(acc[u][i][j], wv[j], av);
+          for (int j = 0; j < NT * TV; j++) acc[u][i][j] = dot_i8(acc[u][i][j], wv[j], av);
+        }
       }
-    }
+  }
   for (int i = 0; i < MR; i++)
     for (int j = 0; j < NT * TV; j++) {
       for (int u = 1; u < KU; u++) acc[0][i][j] += acc[u][i][j];
@@ -66,10 +93,10 @@ __attribute__((noinline)) static void dots(const uint8_t* weights, int64_t colum
     }
 }
 
-template <int MR, int NT, int KU>
-static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t tile) {
+template <int MR, int NT, int KU, bool STREAM>
+static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t tile, Ahead ahead) {
   vi sums[MR][NT * TV];
-  dots<MR, NT, KU>(p.at(tile), p.columns, r.values + m * r.stride, r.stride, sums);
+  dots<MR, NT, KU, STREAM>(p.at(tile), p.columns, r.values + m * r.stride, r.stride, ahead, sums);
   for (int i = 0; i < MR; i++) {
     int32_t sum = 0;  // of all values of the row
     if (OFFSET)
@@ -79,17 +106,27 @@ static void block_int8(const Panel& p, const Rows& r, const Target& t, int64_t m
   }
 }
 
-template <int MR> static void rows_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last) {
-  constexpr int NT = tiles_of(MR), KU = unroll_of(MR);
-  for (; first + NT <= last; first += NT) block_int8<MR, NT, KU>(p, r, t, m, first);
-  for (; first < last; first++) block_int8<MR, 1, KU>(p, r, t, m, first);
+template <int MR, int NT, bool STREAM>
+static void rows_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, Ahead ahead) {
+  constexpr int KU = unroll_of(MR);
+  for (; first + NT <= last; first += NT) block_int8<MR, NT, KU, STREAM>(p, r, t, m, first, ahead);
+  for (; first < last; first++) block_int8<MR, 1, KU, STREAM>(p, r, t, m, first, ahead);
 }
 
-// Rows start.. (`rows` of them) by the panel's tiles first..last.
-static void vectors_int8(const Panel& p, const Rows& r, const Target& t, int64_t start, int64_t rows, int64_t first, int64_t last) {
-  cover<MAX_ROWS>(rows, first, last, rows <= MAX_ROWS ? last : 2, [&]<int R>(int64_t row, int64_t from, int64_t to) {
-    rows_int8<R>(p, r, t, start + row, from, to);
-  });
+// Up to FEW_ROWS rows by the tiles first..last.
+static void few_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last) {
+  with_rows<FEW_ROWS>((int)m, [&]<int R>() { rows_int8<R, FEW_TILES, true>(p, r, t, 0, first, last, {}); });
+}
+
+// Any rows, in blocks of nearly equal height, by a panel's tiles first..last; `ahead` is fetched meanwhile.
+static void vectors_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, Ahead ahead) {
+  const int64_t blocks = (m + MAX_ROWS - 1) / MAX_ROWS;
+  for (int64_t b = 0; b < blocks; b++) {
+    const int64_t start = m * b / blocks, end = m * (b + 1) / blocks;
+    with_rows<MAX_ROWS>((int)(end - start), [&]<int R>() {
+      rows_int8<R, PANEL_TILES, false>(p, r, t, start, first, last, ahead.part(start, end, m));
+    });
+  }
 }
 
 }  // namespace ISA

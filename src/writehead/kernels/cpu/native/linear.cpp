@@ -14,12 +14,12 @@ namespace ISA {
 namespace {
 
 constexpr int64_t PANEL = 2;  // tiles that stay in the cache while rows pass
-#if defined(WRITEHEAD_AMX)
-constexpr int64_t FEW_ROWS = 6;  // for more, tile registers pay even if half of a tile is empty
-#else
-constexpr int64_t FEW_ROWS = MAX_ROWS;
-#endif
-constexpr int64_t ROWS_BYTES = 1 << 20;  // rows that stay in the cache while panels pass
+[[maybe_unused]] constexpr int64_t ROWS_BYTES = 1 << 20;  // rows that stay in the cache while panels pass
+
+// The weights after the tile `end`, to be fetched meanwhile.
+Ahead next_panel(const Weight& w, int64_t end, int64_t last) {
+  return {tile_at(w, end), end < last ? least(PANEL, last - end) * tile_bytes(w) : 0};
+}
 
 // All rows by the tiles first..last. `panel(first, last)` gives those tiles as int8.
 template <class F> void many_rows([[maybe_unused]] const Weight& w, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, F&& panel) {
@@ -30,20 +30,19 @@ template <class F> void many_rows([[maybe_unused]] const Weight& w, const Rows& 
   for (int64_t start = 0; start < m; start += block)
     for (int64_t tile = first; tile < last; tile += PANEL) {
       int64_t end = least(tile + PANEL, last);
-      Ahead next{tile_at(w, end), end < last ? least(PANEL, last - end) * tile_bytes(w) : 0};
-      tiles_int8(panel(tile, end), r, t, start, least(block, m - start), tile, end - tile == 2, next);
+      tiles_int8(panel(tile, end), r, t, start, least(block, m - start), tile, end - tile == 2, next_panel(w, end, last));
     }
 #else
   for (int64_t tile = first; tile < last; tile += PANEL) {
     int64_t end = least(tile + PANEL, last);
-    vectors_int8(panel(tile, end), r, t, 0, m, tile, end);
+    vectors_int8(panel(tile, end), r, t, m, tile, end, next_panel(w, end, last));
   }
 #endif
 }
 
 void linear_int8(const Weight& w, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last) {
   Panel all{(const uint8_t*)w.data, 0, padded_columns(w), channel_scales(w)};
-  if (m <= FEW_ROWS) return vectors_int8(all, r, t, 0, m, first, last);
+  if (m <= FEW_ROWS) return few_int8(all, r, t, m, first, last);
   many_rows(w, r, t, m, first, last, [&](int64_t, int64_t) { return all; });
 }
 
