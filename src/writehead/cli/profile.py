@@ -23,6 +23,7 @@ def profile(
     rounds: bench.Rounds = 3,
     weights: options.Weights = "auto",
     kernels: options.Kernels = "auto",
+    kv_cache_dtype: options.CacheDtype = "auto",
     seconds: bench.Seconds = 0.5,
     buffer: bench.Buffer = None,
     seed: bench.Seed = 0,
@@ -45,7 +46,10 @@ def profile(
     if trace is not None:
         check_writable("--trace", trace)
     report = bench.start_report(context, "profile", what.COLUMNS, seed=seed, csv=csv, plot=plot)
-    subject = open_subject(model, weights=weights, kernels=kernels, num_seqs=batch, length=prompt + 2 * steps + 1)
+    subject = open_subject(
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, num_seqs=batch,
+        length=prompt + 2 * steps + 1,
+    )  # fmt: skip
     found = limits.measure(seconds=seconds, buffer_bytes=buffer and buffer << 20)
     print(found.describe(), file=sys.stderr)
     samples, plain = what.record(subject, batch=batch, prompt=prompt, steps=steps, rounds=rounds, seed=seed)
