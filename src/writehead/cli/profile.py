@@ -21,18 +21,13 @@ def profile(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Decoding steps of a round.")] = 8,
     rounds: bench.Rounds = 3,
-    weights: options.Weights = "auto",
-    kernels: options.Kernels = "auto",
-    kv_cache_dtype: options.CacheDtype = "auto",
-    seconds: bench.Seconds = 0.5,
-    buffer: bench.Buffer = None,
-    seed: bench.Seed = 0,
+    weights: options.Weights = "auto", kernels: options.Kernels = "auto", kv_cache_dtype: options.CacheDtype = "auto",
+    seconds: bench.Seconds = 0.5, buffer: bench.Buffer = None, seed: bench.Seed = 0,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the last round as a trace for Perfetto.")
     ] = None,
-    csv: bench.Csv = None,
-    plot: bench.PlotStem = None,
-) -> None:
+    csv: bench.Csv = None, plot: bench.PlotStem = None,
+) -> None:  # fmt: skip
     """Show where the time of a step goes: by operation and layer, against the machine's limits.
 
     Ends with one JSON line on stdout. What no kernel accounts for is Python, and torch's small operations in it. Every
