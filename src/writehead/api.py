@@ -14,14 +14,23 @@ from typing import Any
 import torch
 
 from writehead import kernels as kernel_backends
-from writehead.build import build, free_memory, load_tokenizer, make_cache, num_weight_bytes, open_source, weight_format
+from writehead.build import (
+    build,
+    cache_bytes_per_token,
+    free_memory,
+    load_tokenizer,
+    make_cache,
+    num_weight_bytes,
+    open_source,
+    weight_format,
+)
 from writehead.engine.engine import Engine, Event
 from writehead.engine.intake import Intake, Prompt, as_params, as_prompts, prompt_text
 from writehead.engine.outputs import RequestOutput, echo_text, make_output
 from writehead.engine.request import Request, SamplingParams
 from writehead.engine.sequence import Sequence
 from writehead.errors import UsageError
-from writehead.kernels import parse_format
+from writehead.kernels import cache_dtype, parse_format
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 from writehead.text import detect_fim, stop_ids
@@ -49,10 +58,11 @@ class LLM:
     """A model, its tokenizer and an engine, for offline use from one thread.
 
     `model` is a directory or file of a checkpoint, a Hub id (`org/name`, `org/name@revision`), or None for the model
-    in the box. `weights` is auto (fp32), fp32, bf16, fp16, int8 or int4. `max_model_len` bounds prompt and completion
-    together (default: the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so
-    that the cache stays within half of the memory and what the weights leave free. `max_step_tokens` bounds one
-    forward pass, so that a long prompt is read in chunks (default: 512, or max_num_seqs if that is more).
+    in the box. `weights` is auto (fp32), fp32, bf16, fp16, int8 or int4. `kv_cache_dtype` is auto (as 16-bit weights,
+    fp32 for fp32, else bf16), fp32, bf16, fp16 or int8. `max_model_len` bounds prompt and completion together (default:
+    the model's positions), `max_num_seqs` the sequences that run at once; both defaults shrink so that the cache stays
+    within half of the memory and what the weights leave free. `max_step_tokens` bounds one forward pass, so that a long
+    prompt is read in chunks (default: 512, or max_num_seqs if that is more).
     """
 
     def __init__(
@@ -61,6 +71,7 @@ class LLM:
         *,
         weights: str = "auto",
         kernels: str = "auto",
+        kv_cache_dtype: str = "auto",
         max_model_len: int | None = None,
         max_num_seqs: int = 64,
         max_step_tokens: int | None = None,
@@ -78,20 +89,17 @@ class LLM:
         self.config = source.config
         backend = kernel_backends.load(kernels)
         format = weight_format(source, weights, backend)
-        dtype, budget = format.cache_dtype, _cache_budget(num_weight_bytes(source, format))
+        dtype, budget = cache_dtype(kv_cache_dtype, format), _cache_budget(num_weight_bytes(source, format))
         self.max_model_len = _model_length(max_model_len, source.config, dtype, budget)
-        row_bytes = source.config.cache_values_per_token() * dtype.itemsize * self.max_model_len
+        row_bytes = cache_bytes_per_token(source.config, dtype) * self.max_model_len
         num_rows = max(1, min(max_num_seqs, budget // row_bytes))  # as many as may run at once within the budget
         cache = make_cache(source.config, num_rows=num_rows, capacity=self.max_model_len, dtype=dtype)
         with ThreadPoolExecutor(1) as pool:  # the tokenizer is parsed while the weights stream in
             tokenizer = pool.submit(load_tokenizer, source)
             decoder = build(
-                source,
-                weights=weights,
-                kernels=backend,
-                cache_bytes=row_bytes,
+                source, weights=weights, kernels=backend, cache_bytes=row_bytes,
                 proceed=lambda: tokenizer.done() and tokenizer.result(),  # if it cannot be used, say so at once
-            )
+            )  # fmt: skip
             self.tokenizer = tokenizer.result()
         self.engine = Engine(decoder, self.tokenizer, cache, max_step_tokens=max_step_tokens)
         self.fim = detect_fim(self.tokenizer, num_rows=source.config.vocab_size)
@@ -215,7 +223,7 @@ def _model_length(wanted: int | None, config: ModelConfig, dtype: torch.dtype, b
 
     A default is at least a sixteenth of the positions; where that does not fit, the model is not worth its weights.
     """
-    token_bytes = config.cache_values_per_token() * dtype.itemsize
+    token_bytes = cache_bytes_per_token(config, dtype)
     fitting = budget // token_bytes
     if wanted is None:
         return max(-(-config.max_positions // 16), min(config.max_positions, fitting))

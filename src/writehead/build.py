@@ -32,7 +32,7 @@ from writehead.checkpoint.files import listing, quantization
 from writehead.checkpoint.rules import Rule, RuleSet, Shape, check
 from writehead.checkpoint.writer import TOKENIZER_FILES
 from writehead.errors import CheckpointError, ConfigError, TokenizerError, UsageError
-from writehead.kernels import Format, Kernels, PackedWeight, parse_format
+from writehead.kernels import Format, Kernels, PackedWeight, parse_format, slot_size
 from writehead.models import gguf, megatron, packed_file
 from writehead.models.config import ConfigReader, ModelConfig
 from writehead.models.decoder import Decoder
@@ -297,9 +297,14 @@ def num_weight_bytes(source: ModelSource, format: Format) -> int:
 def make_cache(config: ModelConfig, *, num_rows: int, capacity: int, dtype: torch.dtype) -> KVCache:
     """An empty cache for sequences of this model. Raises UsageError if the system does not grant the memory."""
     return KVCache(
-        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, head_dim=config.head_dim,
+        num_layers=config.num_layers, num_kv_heads=config.num_kv_heads, slot_size=slot_size(config.head_dim, dtype),
         num_rows=num_rows, capacity=capacity, dtype=dtype,
     )  # fmt: skip
+
+
+def cache_bytes_per_token(config: ModelConfig, dtype: torch.dtype) -> int:
+    """Bytes that a cache of that dtype takes for each token, over all layers."""
+    return 2 * config.num_layers * config.num_kv_heads * slot_size(config.head_dim, dtype) * dtype.itemsize
 
 
 def _check_memory(weights: int, cache: int, format: Format, path: Path) -> None:

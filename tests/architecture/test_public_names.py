@@ -31,7 +31,7 @@ def test_another_name_is_an_attribute_error() -> None:
 @pytest.mark.parametrize(
     ("door", "parameters"),
     [
-        (LLM, "model weights kernels max_model_len max_num_seqs max_step_tokens accept_config_keys"),
+        (LLM, "model weights kernels kv_cache_dtype max_model_len max_num_seqs max_step_tokens accept_config_keys"),
         (LLM.generate, "self prompts sampling_params use_tqdm on_event"),
         (LLM.stream, "self prompt sampling_params"),
         (LLM.chat, "self messages sampling_params use_tqdm"),

@@ -121,7 +121,7 @@ def make_cache(config: ModelConfig, num_rows: int) -> KVCache:
     return KVCache(
         num_layers=config.num_layers,
         num_kv_heads=config.num_kv_heads,
-        head_dim=config.head_dim,
+        slot_size=config.head_dim,
         num_rows=num_rows,
         capacity=config.max_positions,
         dtype=torch.float32,

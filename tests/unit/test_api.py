@@ -284,6 +284,7 @@ def test_a_conversation_that_is_too_long_is_called_by_its_name(tmp_path: Path) -
         ({"max_model_len": True}, "max_model_len is True; expected a whole number from 1"),
         ({"max_model_len": 129}, "max_model_len is 129, but the model has only 128 positions; ask for at most that"),
         ({"weights": "int3"}, "weights: 'int3' is not a format"),
+        ({"kv_cache_dtype": "int4"}, "kv_cache_dtype: 'int4' is not one; choose auto, fp32, bf16, fp16, int8"),
         ({"kernels": "magic"}, "kernels: there is no backend 'magic'"),
     ],
 )
@@ -325,6 +326,32 @@ def test_the_cache_leaves_room_for_the_weights(tiny_model: Path, monkeypatch: py
     assert LLM(tiny_model, kernels="reference").max_model_len == models.NUM_POSITIONS // 4
     with pytest.raises(UsageError, match=r"^one sequence of 33 tokens .* beside the weights .* to at most 32$"):
         LLM(tiny_model, kernels="reference", max_model_len=33)
+
+
+@pytest.mark.parametrize(
+    ("name", "slot"), [("auto", 8 * 4), ("fp32", 8 * 4), ("bf16", 8 * 2), ("fp16", 8 * 2), ("int8", 8 + 4)]
+)
+def test_a_narrow_cache_has_more_rows(
+    llm: LLM, tiny_model: Path, monkeypatch: pytest.MonkeyPatch, name: str, slot: int
+) -> None:
+    """`slot`: bytes of 8 numbers. There is memory for five sequences of fp32, and a hundred are wanted."""
+    row = 2 * 2 * models.NUM_POSITIONS * slot
+    sizes = {"SC_PHYS_PAGES": 2 * (5 * 2 * 2 * models.NUM_POSITIONS * 32 + 5), "SC_PAGE_SIZE": 1}
+    monkeypatch.setattr(os, "sysconf", sizes.__getitem__)
+    narrow = LLM(tiny_model, kv_cache_dtype=name, max_num_seqs=100)
+    assert narrow.engine.cache.num_rows == 5 * 32 // slot
+    assert narrow.engine.cache.num_bytes == row * narrow.engine.cache.num_rows
+    params = SamplingParams(max_tokens=1, prompt_logprobs=3)
+    ours, theirs = (m.generate([PROMPTS[0]], params)[0].prompt_logprobs or [] for m in (narrow, llm))
+    for mine, own in zip(ours[1:], theirs[1:], strict=True):
+        assert mine is not None
+        assert own is not None
+        shared = mine.keys() & own.keys()
+        assert all(abs(mine[i].logprob - own[i].logprob) < 0.02 for i in shared)
+        assert shared
+    sizes["SC_PHYS_PAGES"] = row
+    with pytest.raises(UsageError, match=r"one sequence of 65 tokens .* set max_model_len to at most 64$"):
+        LLM(tiny_model, kv_cache_dtype=name, max_model_len=65)
 
 
 def test_memory_without_room_for_a_cache_is_too_little(tiny_model: Path, monkeypatch: pytest.MonkeyPatch) -> None:

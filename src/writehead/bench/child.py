@@ -1,7 +1,7 @@
 """The child of a benchmark that runs writehead: `python -m writehead.bench.child`, see worker.py.
 
-Requests: load (model, heads, weights, kernels), open (batch, context, capacity), decode (steps), prefill (batch,
-tokens, capacity), close.
+Requests: load (model, heads, weights, kernels, kv_cache_dtype), open (batch, context, capacity), decode (steps),
+prefill (batch, tokens, capacity), close.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from writehead.api import LLM
 from writehead.bench import shapes
 from writehead.bench.peer_process import serve
 from writehead.bench.subject import Run, Subject, random_engine, with_cache
-from writehead.build import free_memory
+from writehead.build import cache_bytes_per_token, free_memory
 from writehead.engine.engine import Engine
 from writehead.errors import UsageError, WriteheadError
 from writehead.kernels import Kernels
@@ -43,17 +43,21 @@ class Child:
         self._loaded: Subject | None = None
         self._run: Run | None = None
 
-    def load(self, *, model: str | None, heads: str, weights: str, kernels: str, seed: int) -> dict[str, Any]:
+    def load(
+        self, *, model: str | None, heads: str, weights: str, kernels: str, kv_cache_dtype: str, seed: int
+    ) -> dict[str, Any]:
         """Make the model."""
         self._seed, self._expands = seed, heads == BROADCAST
         if heads == OWN:
-            engine = _own_engine(model, weights=weights, kernels=kernels)
+            engine = _own_engine(model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype)
         else:
             config = shapes.structure(model)
             config = replace(config, num_kv_heads=config.num_heads if heads == MULTI_HEAD else 1)
             backend = kernel_backends.load(kernels)
             backend = broadcasting(backend) if heads == BROADCAST else backend
-            engine = random_engine(config, weights=weights, kernels=backend, num_seqs=1, length=1)
+            engine = random_engine(
+                config, weights=weights, kernels=backend, kv_cache_dtype=kv_cache_dtype, num_seqs=1, length=1
+            )
         self._loaded = Subject(model=str(model), engine=engine, load_seconds=0.0)
         return {"weight_bytes": self._loaded.weight_bytes}
 
@@ -88,8 +92,8 @@ class Child:
         """An engine with that cache. Raises UsageError, with the numbers, if it does not fit what is free."""
         assert self._loaded is not None, "load comes first"
         config = self._loaded.config
-        itemsize = self._loaded.engine.cache.keys[0].itemsize
-        cache = config.cache_values_per_token() * itemsize * batch * capacity
+        dtype = self._loaded.engine.cache.keys[0].dtype
+        cache = cache_bytes_per_token(config, dtype) * batch * capacity
         working = working_bytes(config, batch, capacity, expands=self._expands)
         weights, free = self._loaded.weight_bytes, free_memory()
         if cache + working > free:
@@ -109,11 +113,16 @@ def working_bytes(config: ModelConfig, batch: int, length: int, *, expands: bool
     return logits + scores + expands * 2 * batch * config.q_size * length * 4
 
 
-def _own_engine(model: str | None, *, weights: str, kernels: str) -> Engine:
+def _own_engine(model: str | None, *, weights: str, kernels: str, kv_cache_dtype: str) -> Engine:
     if model is not None and model.startswith(shapes.PREFIX):
         backend = kernel_backends.load(kernels)
-        return random_engine(shapes.structure(model), weights=weights, kernels=backend, num_seqs=1, length=1)
-    return LLM(model, weights=weights, kernels=kernels, max_num_seqs=1, max_model_len=16).engine
+        config = shapes.structure(model)
+        return random_engine(
+            config, weights=weights, kernels=backend, kv_cache_dtype=kv_cache_dtype, num_seqs=1, length=1
+        )
+    return LLM(
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, max_num_seqs=1, max_model_len=16
+    ).engine
 
 
 def prefer_to_be_killed() -> None:

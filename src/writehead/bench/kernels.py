@@ -19,7 +19,7 @@ from writehead.bench.report import Report
 from writehead.bench.subject import random_engine
 from writehead.bench.timing import at_least, median
 from writehead.build import make_cache
-from writehead.kernels import CacheView, Group
+from writehead.kernels import CacheView, Group, write_slots
 from writehead.models.config import ModelConfig
 from writehead.models.decoder import Decoder
 
@@ -45,13 +45,15 @@ Call = Callable[[int], tuple[Seq[Any], Tensor]]
 
 @torch.inference_mode()
 def measure(
-    report: Report, config: ModelConfig, limits: Limits, *, weights: str, kernels: str, rows: Seq[int],
-    attention: Seq[tuple[int, int]], seconds: float,
+    report: Report, config: ModelConfig, limits: Limits, *, weights: str, kernels: str, kv_cache_dtype: str = "auto",
+    rows: Seq[int], attention: Seq[tuple[int, int]], seconds: float,
 ) -> None:  # fmt: skip
     """Rows for the matrix products and norms at each number of rows, and for attention at each (batch, context)."""
     config = replace(config, num_layers=_layers(config), windowed_layers=None)
     backend = kernel_backends.load(kernels)
-    engine = random_engine(config, weights=weights, kernels=backend, num_seqs=1, length=1)
+    engine = random_engine(
+        config, weights=weights, kernels=backend, kv_cache_dtype=kv_cache_dtype, num_seqs=1, length=1
+    )
     decoder = engine.decoder
     for name, call in _products(decoder).items():
         for count in rows:
@@ -113,9 +115,9 @@ def _attention(decoder: Decoder, dtype: torch.dtype, batch: int, context: int) -
     """One new token for each of `batch` sequences of that length."""
     config = decoder.config
     cache = make_cache(config, num_rows=batch, capacity=context, dtype=dtype)
-    noise = torch.randn(context, config.head_dim)
+    noise = write_slots(torch.randn(context, config.head_dim), dtype)
     for tensor in (*cache.keys, *cache.values):
-        tensor[:] = noise.to(dtype)
+        tensor[:] = noise
     view = CacheView(
         keys=cache.keys,
         values=cache.values,

@@ -100,12 +100,13 @@ def parse_peers(words: Seq[str], model: Path) -> dict[str, Path]:
     return found
 
 
-def own_sides(model: str, weights: Seq[str], *, kernels: str, seed: int) -> list[Side]:
+def own_sides(model: str, weights: Seq[str], *, kernels: str, kv_cache_dtype: str = "auto", seed: int) -> list[Side]:
     """writehead with each kind of weights."""
     return [
         Side(
             f"writehead-{name}", partial(Worker, name, COMMAND),
-            {"model": model, "heads": OWN, "weights": name, "kernels": kernels, "seed": seed},
+            {"model": model, "heads": OWN, "weights": name, "kernels": kernels, "kv_cache_dtype": kv_cache_dtype,
+             "seed": seed},
         )
         for name in weights
     ]  # fmt: skip

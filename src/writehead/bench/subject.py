@@ -19,7 +19,7 @@ from writehead.build import build, make_cache
 from writehead.engine.engine import Engine
 from writehead.engine.request import Request, SamplingParams
 from writehead.errors import UsageError
-from writehead.kernels import Kernels, parse_format
+from writehead.kernels import Kernels, cache_dtype, parse_format, write_slots
 from writehead.models.config import ModelConfig
 from writehead.text import Tokenizer
 
@@ -58,7 +58,9 @@ class Subject:
         return [torch.randint(low, self.engine.num_sampleable, (n,), generator=generator).tolist() for n in lengths]
 
 
-def open_subject(model: str | None, *, weights: str, kernels: str, num_seqs: int, length: int) -> Subject:
+def open_subject(
+    model: str | None, *, weights: str, kernels: str, kv_cache_dtype: str = "auto", num_seqs: int, length: int
+) -> Subject:
     """A model with room for `num_seqs` sequences of `length` tokens.
 
     `model` is what `LLM` takes, or `random:SHAPE`. Raises UsageError, with the numbers, if there is no such room.
@@ -67,10 +69,13 @@ def open_subject(model: str | None, *, weights: str, kernels: str, num_seqs: int
     if model is not None and model.startswith(shapes.PREFIX):
         config = shapes.structure(model)
         backend = kernel_backends.load(kernels)
-        engine = random_engine(config, weights=weights, kernels=backend, num_seqs=num_seqs, length=length)
+        engine = random_engine(
+            config, weights=weights, kernels=backend, kv_cache_dtype=kv_cache_dtype, num_seqs=num_seqs, length=length
+        )
     else:
         engine = LLM(
-            model, weights=weights, kernels=kernels, max_model_len=length, max_num_seqs=num_seqs
+            model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, max_model_len=length,
+            max_num_seqs=num_seqs,
         ).engine  # fmt: skip
     if engine.cache.num_rows < num_seqs:
         raise UsageError(
@@ -80,13 +85,15 @@ def open_subject(model: str | None, *, weights: str, kernels: str, num_seqs: int
     return Subject(model=model or "the model in the box", engine=engine, load_seconds=time.perf_counter() - start)
 
 
-def random_engine(config: ModelConfig, *, weights: str, kernels: Kernels, num_seqs: int, length: int) -> Engine:
+def random_engine(
+    config: ModelConfig, *, weights: str, kernels: Kernels, kv_cache_dtype: str = "auto", num_seqs: int, length: int
+) -> Engine:
     """An engine around weights that are noise. Raises UsageError if weights or cache find no memory."""
     if length > config.max_positions:
         raise UsageError(f"{length} tokens are more than the {config.max_positions} positions of the model; use fewer")
-    format = parse_format(weights, packs_floats=kernels.packs_floats)
+    dtype = cache_dtype(kv_cache_dtype, parse_format(weights, packs_floats=kernels.packs_floats))
     decoder = build(shapes.noise_source(config), weights=weights, kernels=kernels)
-    cache = make_cache(config, num_rows=num_seqs, capacity=length, dtype=format.cache_dtype)
+    cache = make_cache(config, num_rows=num_seqs, capacity=length, dtype=dtype)
     tokenizer = Tokenizer.stand_in(config.vocab_size)
     return Engine(decoder, tokenizer, cache)
 
@@ -130,9 +137,9 @@ class Run:
             sequence.num_computed = sequence.num_prompt - 1
             cache.reserve(row, sequence.num_computed)
         longest = max(s.num_computed for s in self.sequences)
-        noise = torch.randn(longest, cache.keys[0].shape[-1])
+        noise = write_slots(torch.randn(longest, self.engine.decoder.config.head_dim), cache.keys[0].dtype)
         for tensor in (*cache.keys, *cache.values):
-            tensor[: len(self.sequences), :, :longest] = noise.to(tensor.dtype)
+            tensor[: len(self.sequences), :, :longest] = noise
 
     def decode(self, steps: int) -> list[float]:
         """Seconds of each of the next steps."""

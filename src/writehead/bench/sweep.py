@@ -37,12 +37,13 @@ PLOT = Plot(x="context", y="tok_s", by=("kind", "batch"), kind="line", label="to
 COMMAND = (sys.executable, "-m", "writehead.bench.child")
 
 
-def make_sides(model: str | None, *, weights: str, kernels: str, seed: int) -> list[Side]:
+def make_sides(model: str | None, *, weights: str, kernels: str, kv_cache_dtype: str = "auto", seed: int) -> list[Side]:
     """The three kinds of a shape, on the same kernels."""
     return [
         Side(
             kind, partial(Worker, kind, COMMAND),
-            {"model": model, "heads": kind, "weights": weights, "kernels": kernels, "seed": seed},
+            {"model": model, "heads": kind, "weights": weights, "kernels": kernels, "kv_cache_dtype": kv_cache_dtype,
+             "seed": seed},
         )
         for kind in (MULTI_HEAD, BROADCAST, QUERIES)
     ]  # fmt: skip

@@ -23,12 +23,15 @@ from writehead.errors import UsageError
 
 
 class KVCache:
-    """Keys and values [rows, K, capacity, D] a layer. Raises UsageError if the system does not grant the memory."""
+    """Keys and values [rows, K, capacity, slot_size] a layer, `slot_size` elements for a head's key of a token.
+
+    Raises UsageError if the system does not grant the memory.
+    """
 
     def __init__(
-        self, *, num_layers: int, num_kv_heads: int, head_dim: int, num_rows: int, capacity: int, dtype: torch.dtype
+        self, *, num_layers: int, num_kv_heads: int, slot_size: int, num_rows: int, capacity: int, dtype: torch.dtype
     ) -> None:
-        shape = (num_rows, num_kv_heads, capacity, head_dim)
+        shape = (num_rows, num_kv_heads, capacity, slot_size)
         self.num_rows, self.capacity = num_rows, capacity
         try:
             self.keys = tuple(_zeros(shape, dtype) for _ in range(num_layers))

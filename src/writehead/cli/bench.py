@@ -48,7 +48,7 @@ def latency(
     context: typer.Context, model: Model = None,
     prompt: Annotated[str, typer.Option(metavar="TOKENS,...", help="Lengths of the prompt.")] = "128",
     new: New = 64, rounds: Rounds = 5, weights: options.Weights = "auto", kernels: options.Kernels = "auto",
-    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+    kv_cache_dtype: options.CacheDtype = "auto", seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """One completion alone: time to the first token, and for each token after it."""
     from writehead.bench import latency as what
@@ -56,7 +56,9 @@ def latency(
 
     lengths = numbers("--prompt", prompt)
     report = start_report(context, "latency", what.COLUMNS, seed=seed, csv=csv, plot=plot)
-    subject = open_subject(model, weights=weights, kernels=kernels, num_seqs=1, length=max(lengths) + new)
+    subject = open_subject(
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, num_seqs=1, length=max(lengths) + new
+    )
     what.measure(subject, report, prompts=lengths, new=new, rounds=rounds)
     report.finish(what.PLOT, load_seconds=subject.load_seconds, weight_bytes=subject.weight_bytes)
 
@@ -68,7 +70,7 @@ def throughput(
     batch: Annotated[str, typer.Option(metavar="N,...", help="Sequences that may run at the same time.")] = "64",
     prompt: Annotated[str, typer.Option(metavar="LOW,HIGH", help="Shortest and longest prompt, in tokens.")] = "16,256",
     new: New = 64, rounds: Rounds = 3, weights: options.Weights = "auto", kernels: options.Kernels = "auto",
-    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+    kv_cache_dtype: options.CacheDtype = "auto", seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """Many prompts of different lengths at once: tokens read and generated in a second."""
     from writehead.bench import throughput as what
@@ -80,7 +82,9 @@ def throughput(
     lengths = what.ragged(requests, bounds[0], bounds[1], seed)
     report = start_report(context, "throughput", what.COLUMNS, seed=seed, csv=csv, plot=plot)
     length = bounds[1] + new
-    subject = open_subject(model, weights=weights, kernels=kernels, num_seqs=max(batches), length=length)
+    subject = open_subject(
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, num_seqs=max(batches), length=length
+    )
     for size in batches:
         what.measure(subject.resized(size, length), report, lengths=lengths, new=new, rounds=rounds)
     report.finish(what.PLOT, load_seconds=subject.load_seconds, weight_bytes=subject.weight_bytes)
@@ -94,6 +98,7 @@ def kernels(
         str, typer.Option(metavar="BATCHxCONTEXT,...", help="Sequences, and the tokens that each has.")
     ] = "1x2000,16x1000,64x1000",
     weights: options.Weights = "auto", kernels: options.Kernels = "auto",
+    kv_cache_dtype: options.CacheDtype = "auto",
     seconds: Seconds = 0.5, buffer: Buffer = None, seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """Each operation of the kernels, as a share of this machine's measured bandwidth and arithmetic."""
@@ -107,7 +112,10 @@ def kernels(
     torch.manual_seed(seed)
     found = limits.measure(seconds=seconds, buffer_bytes=buffer and buffer << 20)
     print(found.describe(), file=sys.stderr)
-    what.measure(report, config, found, weights=weights, kernels=kernels, rows=counts, attention=pairs, seconds=seconds)
+    what.measure(
+        report, config, found, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, rows=counts,
+        attention=pairs, seconds=seconds,
+    )  # fmt: skip
     report.finish(what.PLOT, limits=dataclasses.asdict(found))
 
 
@@ -119,7 +127,7 @@ def sweep(
         str, typer.Option("--context", metavar="TOKENS,...", help="Tokens that each has in the cache.")
     ] = "128,1000",
     steps: Steps = 4, rounds: Rounds = 3, weights: options.Weights = "auto", kernels: options.Kernels = "auto",
-    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+    kv_cache_dtype: options.CacheDtype = "auto", seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """Decoding over batch and context: multi-head, broadcast and heads-as-queries attention, alternated.
 
@@ -132,7 +140,7 @@ def sweep(
     batches, lengths = numbers("--batch", batch), numbers("--context", contexts)
     shapes.structure(model)  # a name that is wrong is an error here, not in each row
     report = start_report(context, "sweep", what.COLUMNS, seed=seed, csv=csv, plot=plot)
-    sides = what.make_sides(model, weights=weights, kernels=kernels, seed=seed)
+    sides = what.make_sides(model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, seed=seed)
     with stopping(sides):
         what.measure(report, sides, batches=batches, contexts=lengths, steps=steps, rounds=rounds)
     report.finish(what.PLOT)
@@ -179,7 +187,7 @@ def peers(
         list[str] | None, typer.Option(metavar="WORK", help="decode:BATCHxCONTEXT or prefill:TOKENS. Repeatable.")
     ] = None,
     steps: Steps = 16, rounds: Rounds = 3, kernels: options.Kernels = "auto",
-    seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
+    kv_cache_dtype: options.CacheDtype = "auto", seed: Seed = 0, csv: Csv = None, plot: PlotStem = None,
 ) -> None:  # fmt: skip
     """Other engines on the same checkpoint and work, alternated with writehead; the median of the ratios.
 
@@ -199,7 +207,9 @@ def peers(
     paths = what.parse_peers(peer or (), source.path)
     vocab = min(source.config.vocab_size, load_tokenizer(source).vocab_size)
     report = start_report(context, "peers", what.COLUMNS, seed=seed, csv=csv, plot=plot)
-    own = what.own_sides(str(source.path), weights.split(","), kernels=kernels, seed=seed)
+    own = what.own_sides(
+        str(source.path), weights.split(","), kernels=kernels, kv_cache_dtype=kv_cache_dtype, seed=seed
+    )
     others = what.peer_sides(paths, python=peer_python, vocab=vocab, seed=seed)
     with stopping([*own, *others]):
         skipped = what.measure(report, own, others, paths, works, steps=steps, rounds=rounds)

@@ -22,6 +22,7 @@ def chat(
     system: Annotated[str | None, typer.Option(help="What the model is told before the conversation.")] = None,
     weights: options.Weights = "auto",
     kernels: options.Kernels = "auto",
+    kv_cache_dtype: options.CacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     accept_config_key: options.AcceptConfigKey = None,
     **fields: Any,
@@ -41,8 +42,8 @@ def chat(
             "complete code with `writehead generate`, or choose a model of the instruct kind"
         )
     llm = LLM(
-        model, weights=weights, kernels=kernels, max_model_len=max_model_len, max_num_seqs=1,
-        accept_config_keys=accepted,
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+        max_num_seqs=1, accept_config_keys=accepted,
     )  # fmt: skip
     opening = [] if system is None else [{"role": "system", "content": system}]
     try:

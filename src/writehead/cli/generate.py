@@ -33,6 +33,7 @@ def generate(
     ] = None,
     weights: options.Weights = "auto",
     kernels: options.Kernels = "auto",
+    kv_cache_dtype: options.CacheDtype = "auto",
     max_model_len: options.MaxModelLen = None,
     accept_config_key: options.AcceptConfigKey = None,
     as_json: options.Json = False,
@@ -51,8 +52,8 @@ def generate(
     from writehead.api import LLM
 
     llm = LLM(
-        model, weights=weights, kernels=kernels, max_model_len=max_model_len, max_num_seqs=params.n,
-        accept_config_keys=accept_config_key or (),
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, max_model_len=max_model_len,
+        max_num_seqs=params.n, accept_config_keys=accept_config_key or (),
     )  # fmt: skip
     progress = Progress(llm, load_seconds=time.perf_counter() - started)
     streams = not (no_stream or as_json or params.n > 1)

@@ -22,6 +22,13 @@ ModelArgument = Annotated[
     str | None, typer.Argument(metavar="MODEL", help="A checkpoint's directory or file, or a Hub id; default: the box.")
 ]
 Weights = Annotated[str, typer.Option(help="How weights are held: auto (fp32), fp32, bf16, fp16, int8 or int4.")]
+CacheDtype = Annotated[
+    str,
+    typer.Option(
+        "--kv-cache-dtype",
+        help="How keys and values are held: auto (16 bits, fp32 for fp32), fp32, bf16, fp16 or int8.",
+    ),
+]
 Kernels = Annotated[str, typer.Option(help="Kernel backend; `writehead env` lists them.")]
 MaxModelLen = Annotated[
     int | None, typer.Option(help="Tokens of prompt and completion together; default: the model's positions.")

@@ -21,17 +21,13 @@ def profile(
     prompt: Annotated[int, typer.Option(min=1, help="Tokens of each prompt.")] = 128,
     steps: Annotated[int, typer.Option(min=1, help="Decoding steps of a round.")] = 8,
     rounds: bench.Rounds = 3,
-    weights: options.Weights = "auto",
-    kernels: options.Kernels = "auto",
-    seconds: bench.Seconds = 0.5,
-    buffer: bench.Buffer = None,
-    seed: bench.Seed = 0,
+    weights: options.Weights = "auto", kernels: options.Kernels = "auto", kv_cache_dtype: options.CacheDtype = "auto",
+    seconds: bench.Seconds = 0.5, buffer: bench.Buffer = None, seed: bench.Seed = 0,
     trace: Annotated[
         Path | None, typer.Option(metavar="FILE", help="Write the last round as a trace for Perfetto.")
     ] = None,
-    csv: bench.Csv = None,
-    plot: bench.PlotStem = None,
-) -> None:
+    csv: bench.Csv = None, plot: bench.PlotStem = None,
+) -> None:  # fmt: skip
     """Show where the time of a step goes: by operation and layer, against the machine's limits.
 
     Ends with one JSON line on stdout. What no kernel accounts for is Python, and torch's small operations in it. Every
@@ -45,7 +41,10 @@ def profile(
     if trace is not None:
         check_writable("--trace", trace)
     report = bench.start_report(context, "profile", what.COLUMNS, seed=seed, csv=csv, plot=plot)
-    subject = open_subject(model, weights=weights, kernels=kernels, num_seqs=batch, length=prompt + 2 * steps + 1)
+    subject = open_subject(
+        model, weights=weights, kernels=kernels, kv_cache_dtype=kv_cache_dtype, num_seqs=batch,
+        length=prompt + 2 * steps + 1,
+    )  # fmt: skip
     found = limits.measure(seconds=seconds, buffer_bytes=buffer and buffer << 20)
     print(found.describe(), file=sys.stderr)
     samples, plain = what.record(subject, batch=batch, prompt=prompt, steps=steps, rounds=rounds, seed=seed)

@@ -11,10 +11,11 @@ from writehead.kernels.cpu import kernels as cpu
 from writehead.kernels.cpu.library import open_library
 from writehead.kernels.packed import Format, PackedWeight, parse_format
 from writehead.kernels.reference import ReferenceKernels
+from writehead.kernels.slots import cache_dtype, slot_size, write_slots
 
 __all__ = [
-    "AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "Rotation", "load", "names",
-    "parse_format",
+    "AttentionSpec", "CacheView", "Format", "Group", "Kernels", "PackedWeight", "Rotation", "cache_dtype", "load",
+    "names", "parse_format", "slot_size", "write_slots",
 ]  # fmt: skip
 
 BACKENDS = ("auto", "cpu", "onednn", "reference", "reference-broadcast")

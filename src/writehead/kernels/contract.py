@@ -55,7 +55,7 @@ class CacheView:
     """One step's view of the key/value cache. The cache owns the tensors; the step writes its new tokens into them."""
 
     keys: tuple[Tensor, ...]
-    """A tensor [rows, K, capacity, D] a layer."""
+    """A tensor [rows, K, capacity, slot_size] a layer (slots.py): D floats, or D int8 numbers and their scale."""
     values: tuple[Tensor, ...]
     rows: Tensor
     """int64 [T]: the cache row of each token of the step."""

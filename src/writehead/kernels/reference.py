@@ -19,6 +19,7 @@ from torch import Tensor, nn
 
 from writehead.kernels.contract import AttentionSpec, Blocks, CacheView, Group, Rotation
 from writehead.kernels.packed import FLOATS, PackedWeight, round_rows
+from writehead.kernels.slots import read_slots, write_slots
 
 MAX_SCORES = 1 << 24
 """Scores that attention materializes at once (64 MB in fp32); a longer chunk of queries is cut: memory stays flat."""
@@ -95,22 +96,23 @@ class ReferenceKernels:
         return out.transpose(1, 2)
 
     def store(self, cache: CacheView, layer: int, k: Tensor, v: Tensor) -> None:
-        cache.keys[layer][cache.rows, :, cache.slots] = k.to(cache.keys[layer].dtype)
-        cache.values[layer][cache.rows, :, cache.slots] = v.to(cache.values[layer].dtype)
+        for tensor, x in ((cache.keys[layer], k), (cache.values[layer], v)):
+            tensor[cache.rows, :, cache.slots] = write_slots(x, tensor.dtype)
 
     def cached_attention(self, q: Tensor, cache: CacheView, layer: int, spec: AttentionSpec) -> Tensor:
         out = torch.empty_like(q)
         first = 0
         for group in cache.groups:
             last = first + group.num_tokens
-            keys, values = cache.keys[layer][group.rows], cache.values[layer][group.rows]
+            longest = max(group.lengths)
+            keys, values = (read_slots(t[group.rows, :, :longest]) for t in (cache.keys[layer], cache.values[layer]))
             shape = (len(group.lengths), group.num_new, *q.shape[1:])
             self._attend(q[first:last].view(shape), keys, values, group, spec, out[first:last].view(shape))
             first = last
         return out
 
     def _attend(self, q: Tensor, keys: Tensor, values: Tensor, group: Group, spec: AttentionSpec, out: Tensor) -> None:
-        """q and out [B, T, H, D], keys and values [B, K, capacity, D]; writes out, some queries at a time."""
+        """q and out [B, T, H, D], keys and values [B, K, longest, D]; writes out, some queries at a time."""
         num_seqs, num_new, num_heads, _ = q.shape
         longest = max(group.lengths)
         step = max(1, min(num_new, MAX_SCORES // (num_seqs * num_heads * longest)))

@@ -36,6 +36,14 @@ def test_figures_agree(measure: Measure) -> None:
     assert attention["gop_s"] * attention["us"] * 1e3 == pytest.approx(4 * 2 * 50 * 64, rel=1e-4)
 
 
+def test_an_int8_cache_moves_its_bytes(measure: Measure) -> None:
+    """A head of 16 numbers takes 20 bytes in a slot."""
+    sizes = ("--rows", "1", "--attention", "2x50", "--seconds", "0.002", "--buffer", "8")
+    found = measure("kernels", "-m", "random:tiny", *sizes, "--kv-cache-dtype", "int8")
+    (row,) = (row for row in found["rows"] if row["op"] == "cached_attention")
+    assert row["mbytes"] == pytest.approx(1e-6 * (2 * 2 * 50 * 20 + 4 * 2 * 2 * 64))
+
+
 @pytest.mark.parametrize("window", [None, 4])
 def test_the_cost_of_attention_counts_what_each_query_sees(window: int | None) -> None:
     """Two sequences of 3 new tokens each, 3 and 10 long, against a count of pairs one by one."""

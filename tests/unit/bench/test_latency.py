@@ -5,9 +5,12 @@ from __future__ import annotations
 from pathlib import Path
 
 import pytest
+import torch
 
 from tests.unit.bench.conftest import Measure
 from tests.unit.cli.conftest import Run
+from writehead.build import BOX
+from writehead.engine.engine import Engine, Event
 
 
 def test_figures_agree(measure: Measure, tiny_model: Path) -> None:
@@ -39,6 +42,23 @@ def test_the_weights_take_their_size(measure: Measure) -> None:
     parameters = 512 * 64 + 512 * 64 + 2 * (12 * 64**2 - 2 * 48 * 64 + 10 * 64 + 96 - 2 * 64 + 2 * 64 + 64) + 2 * 64
     assert wide == pytest.approx(4 * parameters, rel=0.02)
     assert wide > half > byte > parameters
+
+
+@pytest.mark.parametrize("verb", ["latency", "throughput"])
+def test_the_cache_is_of_the_named_kind(measure: Measure, monkeypatch: pytest.MonkeyPatch, verb: str) -> None:
+    made: list[torch.dtype] = []
+    step = Engine.step
+
+    def noted(self: Engine) -> list[Event]:
+        made.append(self.cache.keys[0].dtype)
+        return step(self)
+
+    monkeypatch.setattr(Engine, "step", noted)
+    for model in ("random:tiny", BOX):
+        arguments = ("--new", "1", "--rounds", "1", "--prompt", "3,4", "--kv-cache-dtype", "int8")
+        measure(verb, "-m", model, *arguments)
+        assert set(made) == {torch.int8}, model
+        made.clear()
 
 
 @pytest.mark.parametrize(

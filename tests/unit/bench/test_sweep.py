@@ -56,6 +56,15 @@ def test_figures_agree_and_what_does_not_fit_is_a_row_with_the_numbers(measure: 
     assert " GB are free" in own
 
 
+def test_an_int8_cache_takes_its_bytes(measure: Measure) -> None:
+    sizes = ("--batch", "2", "--context", "9", "--steps", "1", "--rounds", "1")
+    found = measure("sweep", "-m", "random:tiny", *sizes, "--kv-cache-dtype", "int8")
+    for row in found["rows"]:
+        heads = 4 if row["kind"] == "multi-head" else 1
+        assert row["status"] == "measured", row["reason"]
+        assert row["cache_gb"] == pytest.approx(2 * 2 * heads * (16 + 4) * 2 * (9 + 2 + 1) / 1e9, rel=1e-4)
+
+
 class Killing(Report):
     """Kills a child once the first row is there."""
 

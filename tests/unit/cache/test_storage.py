@@ -13,7 +13,7 @@ from writehead.errors import UsageError
 
 
 def make(num_rows: int = 3, capacity: int = 5, **more: int) -> KVCache:
-    sizes = {"num_layers": 2, "num_kv_heads": 2, "head_dim": 3, **more}
+    sizes = {"num_layers": 2, "num_kv_heads": 2, "slot_size": 3, **more}
     return KVCache(num_rows=num_rows, capacity=capacity, dtype=torch.float32, **sizes)
 
 
@@ -38,7 +38,7 @@ def test_it_is_zero_and_has_the_size_it_says() -> None:
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16])
 def test_sixteen_bits_take_half_the_bytes(dtype: torch.dtype) -> None:
-    cache = KVCache(num_layers=1, num_kv_heads=1, head_dim=8, num_rows=2, capacity=4, dtype=dtype)
+    cache = KVCache(num_layers=1, num_kv_heads=1, slot_size=8, num_rows=2, capacity=4, dtype=dtype)
     assert cache.keys[0].dtype == dtype
     assert cache.num_bytes == 2 * 2 * 4 * 8 * 2
 

@@ -9,6 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 
 import pytest
+import torch
 from safetensors.torch import load_file, save_file
 
 from tests.unit.cli.conftest import Run
@@ -46,6 +47,19 @@ def test_the_completion_is_the_librarys(run: Run, tiny_model: str, complete: Com
     assert done.out
     assert done.err == ""
     assert run("generate", PROMPT, "-m", tiny_model, "--no-stream").out == done.out
+
+
+def test_the_cache_is_the_one_that_was_named(run: Run, tiny_model: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    made: list[torch.dtype] = []
+
+    def noted(self: Engine, _: object) -> list[object]:
+        made.append(self.cache.keys[0].dtype)
+        return []
+
+    monkeypatch.setattr(Engine, "add", noted)
+    for name in ("auto", "fp32", "bf16", "fp16", "int8"):
+        run("generate", PROMPT, "-m", tiny_model, "--kv-cache-dtype", name)
+    assert made == [torch.float32, torch.float32, torch.bfloat16, torch.float16, torch.int8]
 
 
 def test_sources_of_the_prompt(run: Run, tiny_model: str, complete: Complete, tmp_path: Path) -> None:
@@ -235,6 +249,7 @@ REFUSALS = [
     (["a", "--logit-bias", "1=nan"], "logit_bias maps 1 to nan"),
     (["a", "--stop-token-ids", "400"], "stop_token_ids has the token id 400"),
     (["a", "--weights", "int3"], "weights: 'int3' is not a format; choose auto, fp32, bf16, fp16"),
+    (["a", "--kv-cache-dtype", "int4"], "kv_cache_dtype: 'int4' is not one; choose auto, fp32, bf16, fp16, int8"),
     (["a", "--kernels", "magic"], "kernels: there is no backend 'magic'"),
     (["a", "--max-model-len", "129"], "max_model_len is 129, but the model has only 128 positions"),
     (["a", "--max-model-len", "0"], "max_model_len is 0; expected a whole number from 1"),

@@ -44,10 +44,16 @@ def random_texts(lengths: tuple[int, ...], vocab_size: int) -> list[list[int]]:
 class Reader:
     """Texts in the rows of a cache, read step by step."""
 
-    def __init__(self, decoder: Decoder, texts: list[list[int]], cache: KVCache | None = None) -> None:
+    def __init__(
+        self,
+        decoder: Decoder,
+        texts: list[list[int]],
+        cache: KVCache | None = None,
+        dtype: torch.dtype = torch.bfloat16,
+    ) -> None:
         config = decoder.config
         self.decoder, self.texts = decoder, texts
-        self.cache = cache or make_cache(config, num_rows=len(texts), capacity=400, dtype=torch.bfloat16)
+        self.cache = cache or make_cache(config, num_rows=len(texts), capacity=400, dtype=dtype)
         self.found: list[list[Tensor]] = [[] for _ in texts]
         self._sequences = []
         for row, text in enumerate(texts):
@@ -74,10 +80,12 @@ class Reader:
         return [torch.cat(parts) for parts in self.found]
 
 
-def logits(decoder: Decoder, texts: list[list[int]], schedule: list[list[int]]) -> list[Tensor]:
+def logits(
+    decoder: Decoder, texts: list[list[int]], schedule: list[list[int]], dtype: torch.dtype = torch.bfloat16
+) -> list[Tensor]:
     """Logits [T, V] of each text, read in steps that give each of them so many tokens, then the rest of all at once."""
     with torch.inference_mode():
-        reader = Reader(decoder, texts)
+        reader = Reader(decoder, texts, dtype=dtype)
         for counts in schedule:
             reader.step(counts)
         return reader.rest()

@@ -24,24 +24,30 @@ LENGTHS = (330, 70, 9, 1)
 
 DECODERS = {str(format): random_decoder(CONFIG, format, CPUKernels()) for format in FORMATS}
 TEXTS = random_texts(LENGTHS, CONFIG.vocab_size)
-ALONE = {name: [logits(decoder, [text], [])[0] for text in TEXTS] for name, decoder in DECODERS.items()}
+CACHES = {"bf16": torch.bfloat16, "int8": torch.int8}
+ALONE = {
+    (name, cache): [logits(decoder, [text], [], dtype)[0] for text in TEXTS]
+    for name, decoder in DECODERS.items()
+    for cache, dtype in CACHES.items()
+}
 
 
 @pytest.mark.parametrize("name", DECODERS)
-@settings(max_examples=25)
+@settings(max_examples=50)
 @given(
     schedule=st.lists(
         st.tuples(st.lists(st.integers(0, 40) | st.integers(0, 1), min_size=4, max_size=4), st.integers(1, 5)),
         max_size=9,
     ),
+    cache=st.sampled_from(list(CACHES)),
     mates=st.lists(st.integers(0, 3), min_size=1, max_size=4),
     count=st.integers(1, 4),
 )
 def test_logits_have_the_same_bytes_under_any_schedule(
-    name: str, schedule: list[tuple[list[int], int]], mates: list[int], count: int
+    name: str, schedule: list[tuple[list[int], int]], cache: str, mates: list[int], count: int
 ) -> None:
     steps = [counts[: len(mates)] for counts, times in schedule for _ in range(times)]  # some repeated natively
     with threads(count):
-        found = logits(DECODERS[name], [TEXTS[i] for i in mates], steps)
+        found = logits(DECODERS[name], [TEXTS[i] for i in mates], steps, CACHES[cache])
     for i, ours in zip(mates, found, strict=True):
-        assert torch.equal(ours, ALONE[name][i])
+        assert torch.equal(ours, ALONE[name, cache][i])

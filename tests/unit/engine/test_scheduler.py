@@ -48,7 +48,7 @@ class Simulation:
 
     def __post_init__(self) -> None:
         self.cache = FusedCache(
-            num_layers=1, num_kv_heads=1, head_dim=1, num_rows=self.num_rows, capacity=CAPACITY, dtype=torch.float32
+            num_layers=1, num_kv_heads=1, slot_size=1, num_rows=self.num_rows, capacity=CAPACITY, dtype=torch.float32
         )
         self.scheduler = Scheduler(self.cache, max_step_tokens=self.max_step_tokens)
 

@@ -69,7 +69,7 @@ def make_engine(
 ) -> Engine:
     """An engine with an empty cache."""
     storage = (DirtyCache if dirty else KVCache)(
-        num_layers=CONFIG.num_layers, num_kv_heads=1, head_dim=4, num_rows=num_rows, capacity=NUM_POSITIONS,
+        num_layers=CONFIG.num_layers, num_kv_heads=1, slot_size=4, num_rows=num_rows, capacity=NUM_POSITIONS,
         dtype=torch.float32,
     )  # fmt: skip
     return Engine(model or decoder(), tokenizer(), storage, max_step_tokens=max_step_tokens)

@@ -9,7 +9,7 @@ from itertools import groupby
 import torch
 from torch import Tensor
 
-from writehead.kernels import AttentionSpec, CacheView, Group
+from writehead.kernels import AttentionSpec, CacheView, Group, Kernels, slot_size
 from writehead.kernels.cpu.kernels import CPUKernels
 from writehead.kernels.cpu.library import Library, open_library
 from writehead.kernels.packed import Format, PackedWeight
@@ -51,7 +51,7 @@ def packed(kernels: CPUKernels, weight: Tensor, format: Format) -> PackedWeight:
 
 
 def attend(
-    kernels: CPUKernels,
+    kernels: Kernels,
     texts: list[tuple[Tensor, Tensor, Tensor]],
     steps: list[list[int]],
     spec: AttentionSpec,
@@ -63,9 +63,10 @@ def attend(
 
     Slots that a text has not reached hold NaN, so reading one shows. Rows are taken in reverse, so none is adjacent.
     """
+    poison = torch.nan if dtype.is_floating_point else -1  # four of which are a scale that is NaN
     room = capacity or max(len(q) for q, _, _ in texts) + 3
-    shape = (1, len(texts), texts[0][1].shape[1], room, texts[0][1].shape[2])
-    keys, values = torch.full(shape, torch.nan, dtype=dtype), torch.full(shape, torch.nan, dtype=dtype)
+    shape = (1, len(texts), texts[0][1].shape[1], room, slot_size(texts[0][1].shape[2], dtype))
+    keys, values = torch.full(shape, poison, dtype=dtype), torch.full(shape, poison, dtype=dtype)
     done = [0] * len(texts)
     found: list[list[Tensor]] = [[] for _ in texts]
     for counts in steps:

@@ -11,10 +11,11 @@ from torch import Tensor
 
 from tests.unit.kernels.native import FORMATS, attend, library, packed, sets, threads
 from writehead.errors import UsageError
-from writehead.kernels import AttentionSpec, Format, PackedWeight, load
+from writehead.kernels import AttentionSpec, CacheView, Format, PackedWeight, load
 from writehead.kernels.cpu import kernels as module
 from writehead.kernels.cpu.kernels import ACTIVATIONS, CPUKernels
 from writehead.kernels.reference import ReferenceKernels
+from writehead.kernels.slots import DTYPES, read_slots, slot_size, write_slots
 
 REFERENCE = ReferenceKernels()
 SHAPES = [(1, 1), (5, 7), (16, 64), (33, 100), (100, 320), (257, 1000)]
@@ -160,6 +161,24 @@ def test_rotation(kernels: CPUKernels, dim: int, half: int) -> None:
     assert torch.allclose(ours, theirs, atol=1e-6)
 
 
+@pytest.mark.parametrize("dim", [1, 5, 16, 20, 64, 131])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
+def test_the_cache_gets_the_references_bytes(kernels: CPUKernels, dtype: torch.dtype, dim: int) -> None:
+    """Numbers of all sizes, zeros, and what is no number; 40 tokens in a cache of 2 rows of 60."""
+    x = torch.randn(40, 3, dim) * torch.randn(40, 3, 1).mul(3).exp()
+    x[1], x[2, 0], x[3, 1, 0], x[4, 2, -1], x[5, 0, 0], x[6] = 0, 1e-31, torch.inf, -torch.inf, torch.nan, 3e38
+    x[7] = torch.arange(dim) - 0.5  # ties
+    fused, rows, slots = torch.cat([x, -x], dim=1), torch.randint(2, (40,)), torch.randperm(60)[:40]
+    found = []
+    for backend in (kernels, REFERENCE):
+        memory = torch.full((2, 2, 3, 60, slot_size(dim, dtype)), 7, dtype=dtype)
+        view = CacheView(keys=(memory[0],), values=(memory[1],), rows=rows, slots=slots, groups=())
+        backend.store(view, 0, fused[:, :3], fused[:, 3:])
+        found.append(memory.nan_to_num(5.0) if dtype.is_floating_point else memory)
+    assert torch.equal(*found)
+    assert not torch.equal(found[0][0], found[0][1])
+
+
 SPECS = {
     "plain": AttentionSpec(scale=0.11),
     "window": AttentionSpec(scale=0.2, window=70),
@@ -179,7 +198,7 @@ def on_tiles(kernels: CPUKernels, dtype: torch.dtype, dim: int) -> bool:
 
 @pytest.mark.parametrize("name", SPECS)
 @pytest.mark.parametrize(("heads", "shared", "dim"), [(6, 6, 8), (6, 2, 20), (6, 1, 64), (20, 1, 128), (1, 1, 5)])
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16, torch.float16])
+@pytest.mark.parametrize("dtype", DTYPES.values(), ids=DTYPES.keys())
 def test_attention_equals_float64(
     kernels: CPUKernels, name: str, heads: int, shared: int, dim: int, dtype: torch.dtype
 ) -> None:
@@ -194,28 +213,29 @@ def test_attention_equals_float64(
     texts = random_texts([300, 67, 3], heads, shared, dim)
     steps = [[298, 65, 1], [1, 1, 1], [1, 1, 1]]
     for (q, k, v), ours in zip(texts, attend(kernels, texts, steps, spec, dtype=dtype), strict=True):
-        keys, values = (t.to(dtype).double()[None] for t in (k, v))
+        keys, values = (read_slots(write_slots(t, dtype)).double()[None] for t in (k, v))
         theirs = REFERENCE.causal_attention(q.double()[None], keys, values, spec)[0]
         exact = 3e-6 if spec.alibi is None else 3e-5  # a bias of hundreds costs digits
         assert close(ours, theirs, 1e-2 if on_tiles(kernels, dtype, dim) else exact)
 
 
-@pytest.mark.parametrize(("heads", "shared", "dim"), [(4, 4, 16), (16, 1, 64), (6, 2, 24)])
+@pytest.mark.parametrize(("heads", "shared", "dim"), [(4, 4, 16), (16, 1, 64), (6, 2, 23)])
 @pytest.mark.parametrize("window", [None, 70])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.int8])
 def test_attention_has_the_same_bytes_however_it_is_cut(
-    kernels: CPUKernels, heads: int, shared: int, dim: int, window: int | None
+    kernels: CPUKernels, heads: int, shared: int, dim: int, window: int | None, dtype: torch.dtype
 ) -> None:
     spec = AttentionSpec(scale=dim**-0.5, window=window)
     texts = random_texts([700, 40], heads, shared, dim)
-    (first,) = attend(kernels, texts[:1], [[700]], spec)
-    (second,) = attend(kernels, texts[1:], [[1]] * 40, spec, capacity=999)
+    (first,) = attend(kernels, texts[:1], [[700]], spec, dtype=dtype)
+    (second,) = attend(kernels, texts[1:], [[1]] * 40, spec, dtype=dtype, capacity=999)
     for count, steps in [
         (1, [[1, 40], [699, 0]]),
         (2, [[513, 3], [100, 30], [86, 0], [1, 7]]),
         (3, [[690, 39], *[[1, 0]] * 9, [1, 1]]),
     ]:
         with threads(count):
-            ours = attend(kernels, texts, steps, spec)
+            ours = attend(kernels, texts, steps, spec, dtype=dtype)
         assert torch.equal(ours[0], first)
         assert torch.equal(ours[1], second)
 

@@ -55,10 +55,12 @@ def layer(decoder: Decoder, index: int) -> Any:
     return decoder.layers[index]
 
 
-def computed(decoder: Decoder, texts: list[list[int]], schedule: list[list[int]]) -> list[Tensor]:
+def computed(
+    decoder: Decoder, texts: list[list[int]], schedule: list[list[int]], dtype: torch.dtype = torch.bfloat16
+) -> list[Tensor]:
     """Outside of inference mode no step is kept."""
     with torch.no_grad():
-        reader = Reader(decoder, texts)
+        reader = Reader(decoder, texts, dtype=dtype)
         for counts in schedule:
             reader.step(counts)
         return reader.rest()
@@ -84,13 +86,16 @@ def ran(monkeypatch: pytest.MonkeyPatch) -> list[Layer]:
 
 @pytest.mark.parametrize("texts", [ONE, THREE], ids=["one", "three"])
 @pytest.mark.parametrize("name", [*KEPT, *NOT_KEPT])
-def test_repeated_steps_have_the_bytes_of_computed_ones(name: str, texts: list[list[int]], ran: list[Layer]) -> None:
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.int8])
+def test_repeated_steps_have_the_bytes_of_computed_ones(
+    name: str, texts: list[list[int]], dtype: torch.dtype, ran: list[Layer]
+) -> None:
     decoder = make({**KEPT, **NOT_KEPT}[name])
     schedule = [[5, 3, 2][: len(texts)], *[[1] * len(texts)] * 12, [9] * len(texts), *[[1] * len(texts)] * 5]
-    theirs = computed(decoder, texts, schedule)
+    theirs = computed(decoder, texts, schedule, dtype)
     ran.clear()
     with torch.inference_mode():
-        reader = Reader(decoder, texts)
+        reader = Reader(decoder, texts, dtype=dtype)
         for counts in schedule:
             reader.step(counts)
         ours = reader.rest()

@@ -75,7 +75,7 @@ def test_eight_tokens_repeat_seven_do_not() -> None:
 
 def test_greedy_is_the_engines() -> None:
     model = make_model(seed=3)
-    cache = KVCache(num_layers=2, num_kv_heads=1, head_dim=8, num_rows=3, capacity=64, dtype=torch.float32)
+    cache = KVCache(num_layers=2, num_kv_heads=1, slot_size=8, num_rows=3, capacity=64, dtype=torch.float32)
     engine = Engine(model, tiny.tokenizer(), cache, max_step_tokens=16)
     asked = [tiny.request(p, id=i, stop_ids=[0], max_tokens=50) for i, p in enumerate(PROMPTS)]
     expected = [sequence.output_ids for sequences in tiny.run(engine, *asked) for sequence in sequences]

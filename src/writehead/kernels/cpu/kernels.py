@@ -21,9 +21,11 @@ from writehead.kernels.cpu.library import Activate, Attention, Library, Linear, 
 from writehead.kernels.cpu.program import MAX_TOKENS, Program, Programs, sequences_of, step_key
 from writehead.kernels.packed import FLOATS, KINDS, PackedWeight
 from writehead.kernels.reference import ReferenceKernels, position_bias
+from writehead.kernels.slots import DTYPES
 
 ACTIVATIONS = ("none", "gelu_tanh", "gelu", "silu", "relu")
 _FLOAT_KINDS = {dtype: KINDS.index(name) for name, dtype in FLOATS.items()}
+_CACHE_KINDS = {dtype: KINDS.index(name) for name, dtype in DTYPES.items()}
 
 
 def unavailable(instructions: str | None = None) -> str | None:
@@ -132,20 +134,20 @@ class CPUKernels(ReferenceKernels):
 
     def store(self, cache: CacheView, layer: int, k: Tensor, v: Tensor) -> None:
         keys, values = cache.keys[layer], cache.values[layer]
-        if not _native(k) or keys.dtype not in _FLOAT_KINDS:
+        if not _native(k) or keys.dtype not in _CACHE_KINDS:
             return super().store(cache, layer, k, v)
         k, v = _heads(k), _heads(v)
         tokens, kv_heads, dim = k.shape
         arguments = Store(
             tokens, kv_heads, dim, k.stride(0), v.stride(0), keys.shape[2], k.data_ptr(), v.data_ptr(),
-            cache.rows.data_ptr(), cache.slots.data_ptr(), keys.data_ptr(), values.data_ptr(), _FLOAT_KINDS[keys.dtype],
+            cache.rows.data_ptr(), cache.slots.data_ptr(), keys.data_ptr(), values.data_ptr(), _CACHE_KINDS[keys.dtype],
         )  # fmt: skip
         self._call(self._ops.store, arguments, k, v, cache.rows, cache.slots)
         return None
 
     def cached_attention(self, q: Tensor, cache: CacheView, layer: int, spec: AttentionSpec) -> Tensor:
         keys, values = cache.keys[layer], cache.values[layer]
-        if not _native(q) or keys.dtype not in _FLOAT_KINDS:
+        if not _native(q) or keys.dtype not in _CACHE_KINDS:
             return super().cached_attention(q, cache, layer, spec)
         q = _heads(q)
         _, heads, dim = q.shape
@@ -155,7 +157,7 @@ class CPUKernels(ReferenceKernels):
         arguments = Attention(
             q.data_ptr(), out.data_ptr(), keys.data_ptr(), values.data_ptr(), first.data_ptr(), new.data_ptr(),
             rows.data_ptr(), lengths.data_ptr(), _pointer(bias), len(first), heads, keys.shape[1], dim, q.stride(0),
-            keys.shape[2], spec.window or 0, 0 if bias is None else bias.shape[1], spec.scale, _FLOAT_KINDS[keys.dtype],
+            keys.shape[2], spec.window or 0, 0 if bias is None else bias.shape[1], spec.scale, _CACHE_KINDS[keys.dtype],
         )  # fmt: skip
         self._call(self._ops.attention, arguments, q, out, first, new, rows, lengths, bias)
         return out

@@ -11,7 +11,7 @@ from functools import cache
 from pathlib import Path
 
 FILE_NAME = "libwritehead_cpu.so"
-ABI = 4
+ABI = 5
 
 
 class Weight(Structure):

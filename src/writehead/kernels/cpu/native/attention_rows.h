@@ -4,6 +4,7 @@
 
 #include "ops.h"
 #include "simd.h"
+#include "slots.h"
 
 namespace ISA {
 
@@ -36,7 +37,9 @@ template <int LG> struct Rows {
   const float* query(int64_t row) const { return a->q + (a->first_token[sequence] + token(row)) * a->q_stride + head(row) * a->dim; }
   float* out(int64_t row) const { return a->out + ((a->first_token[sequence] + token(row)) * a->heads + head(row)) * a->dim; }
   // Where key or value `at` begins, in elements of the cache.
-  int64_t slot(int64_t at) const { return ((a->row[sequence] * a->kv_heads + kv_head) * a->capacity + at) * a->dim; }
+  int64_t slot(int64_t at) const {
+    return ((a->row[sequence] * a->kv_heads + kv_head) * a->capacity + at) * slot_size(a->kind, a->dim);
+  }
 
   void place() {  // positions
     int64_t base = a->length[sequence] - a->num_new[sequence];

@@ -18,10 +18,15 @@ namespace {
 constexpr int CHUNK = 64;
 constexpr int KEYS = 8;  // keys whose scores are in registers at once
 
-// n keys or values, from cache element `at` on, as fp32: where they are, or converted into `scratch`.
-const float* as_float(const Attention& a, const void* cache, int64_t at, int64_t n, float* scratch) {
+// n keys or values, from cache element `at` on, as fp32: where they are, or converted into `scratch`. Those of an int8 cache
+// are still to be multiplied by their `scales`.
+const float* as_float(const Attention& a, const void* cache, int64_t at, int64_t n, float* scratch, float* scales) {
   int64_t total = n * a.dim, i = 0;
   if (a.kind == FP32) return (const float*)cache + at;
+  if (a.kind == INT8) {
+    read_int8((const int8_t*)cache + at, n, a.dim, scratch, scales);
+    return scratch;
+  }
   const uint16_t* p = (const uint16_t*)cache + at;
   if (a.kind == BF16) {
     for (; i + VL <= total; i += VL) storeu(scratch + i, from_bf16(p + i));
@@ -48,6 +53,11 @@ template <int LG> void score(const Rows<LG>& r, const float* keys, int n, vf (*s
     for (int i = 0; i < K && k + i < n; i++)
       for (int g = 0; g < LG; g++) scores[k + i][g] = s[i][g];
   }
+}
+
+template <int LG> void multiply(vf (*x)[LG], const float* scales, int n) {
+  for (int k = 0; k < n; k++)
+    for (int g = 0; g < LG; g++) x[k][g] *= splat(scales[k]);
 }
 
 template <int LG> void mix(const float* values, int64_t dim, int n, const vf (*weights)[LG], vf* acc) {
@@ -87,6 +97,7 @@ template <int LG> void OnVectors::span(const Rows<LG>* r, int, int64_t from, int
   const Attention& a = *r->a;
   const int64_t dim = a.dim;
   vf scores[CHUNK][LG];
+  float scales[CHUNK];
   State<LG> one;
   one.acc = memory.take(dim * LG + CHUNK * dim / VL + 1);
   float* converted = (float*)(one.acc + dim * LG);
@@ -94,7 +105,8 @@ template <int LG> void OnVectors::span(const Rows<LG>* r, int, int64_t from, int
   for (int64_t first = from; first < to;) {
     int64_t last = least(to, (first / CHUNK + 1) * CHUNK);
     int n = (int)(last - first);
-    score(*r, as_float(a, a.keys, r->slot(first), n, converted), n, scores);
+    score(*r, as_float(a, a.keys, r->slot(first), n, converted, scales), n, scores);
+    if (a.kind == INT8) multiply(scores, scales, n);  // once for a key, not for each of its numbers
     finish_scores(*r, first, n, scores);
     for (int g = 0; g < LG; g++) {
       one.m[g] = splat(-1e30f);
@@ -105,7 +117,9 @@ template <int LG> void OnVectors::span(const Rows<LG>* r, int, int64_t from, int
         one.l[g] += scores[k][g];
       }
     }
-    mix<LG>(as_float(a, a.values, r->slot(first), n, converted), dim, n, scores, one.acc);
+    const float* values = as_float(a, a.values, r->slot(first), n, converted, scales);
+    if (a.kind == INT8) multiply(scores, scales, n);  // the weights, after their sum is taken
+    mix<LG>(values, dim, n, scores, one.acc);
     merge(*s, one, dim);
     first = last;
   }

@@ -84,7 +84,7 @@ const Set* sets(int* count) {
 
 extern "C" {
 
-__attribute__((visibility("default"))) int32_t writehead_abi() { return 4; }
+__attribute__((visibility("default"))) int32_t writehead_abi() { return 5; }
 
 // The name of instruction set `index`, fastest first; null past the last.
 __attribute__((visibility("default"))) const char* writehead_set(int32_t index) {

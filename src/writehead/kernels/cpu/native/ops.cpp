@@ -4,6 +4,7 @@
 #include "packed.h"
 #include "pool.h"
 #include "simd.h"
+#include "slots.h"
 
 namespace ISA {
 
@@ -249,6 +250,7 @@ void store_head(const float* from, int64_t dim, int32_t kind, void* cache, int64
     std::memcpy((float*)cache + at, from, 4 * dim);
     return;
   }
+  if (kind == INT8) return write_int8(from, dim, (int8_t*)cache + at);
   uint16_t* to = (uint16_t*)cache + at;
   for (int64_t d = 0; d < dim; d++) to[d] = kind == BF16 ? float_to_bf16(from[d]) : float_to_half(from[d]);
 }
@@ -256,7 +258,7 @@ void store_head(const float* from, int64_t dim, int32_t kind, void* cache, int64
 void store(const Store& a) {
   for (int64_t t = 0; t < a.tokens; t++)
     for (int64_t h = 0; h < a.kv_heads; h++) {
-      int64_t at = ((a.rows[t] * a.kv_heads + h) * a.capacity + a.slots[t]) * a.dim;
+      int64_t at = ((a.rows[t] * a.kv_heads + h) * a.capacity + a.slots[t]) * slot_size(a.kind, a.dim);
       store_head(a.k + t * a.k_stride + h * a.dim, a.dim, a.kind, a.keys, at);
       store_head(a.v + t * a.v_stride + h * a.dim, a.dim, a.kind, a.values, at);
     }

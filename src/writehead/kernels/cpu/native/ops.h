@@ -61,7 +61,8 @@ struct Rotate {
   float* y;
 };
 
-// k and v [T, K, dim], tokens `k_stride` and `v_stride` apart, to cache [rows, K, capacity, dim] of kind FP32, BF16 or FP16.
+// k and v [T, K, dim], tokens `k_stride` and `v_stride` apart, to cache [rows, K, capacity, slot] of kind FP32, BF16, FP16 or
+// INT8. A slot is `dim` numbers; those of INT8 are followed by their scale (fp32).
 struct Store {
   int64_t tokens, kv_heads, dim, k_stride, v_stride, capacity;
   const float* k;
@@ -78,7 +79,7 @@ struct Store {
 struct Attention {
   const float* q;  // [T, heads, dim], tokens `q_stride` apart
   float* out;  // [T, heads, dim], dense
-  const void* keys;  // [rows, kv_heads, capacity, dim]
+  const void* keys;  // [rows, kv_heads, capacity, slot]
   const void* values;
   const int64_t* first_token;
   const int64_t* num_new;
