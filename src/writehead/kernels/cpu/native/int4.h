@@ -78,7 +78,7 @@ static void block_int4(const Weight& w, const Rows& r, const Target& t, int64_t 
       vi low[NV], high[NV];
       for (int n = 0; n < NT; n++) {
         const uint8_t* p = data[n] + k * (TILE / 2);
-        if (MR <= 2) __builtin_prefetch(p + 2048);
+        __builtin_prefetch(p + 2048);
         for (int i = 0; i < TV; i++) {
           vi both = loadu<vi>(p + 4 * VL * i);
           low[n * TV + i] = low_halves(both);
