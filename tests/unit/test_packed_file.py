@@ -52,7 +52,7 @@ def test_other_uses_are_refused(tiny_model: Path, tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("damage", "message"),
     [
-        ("layout", "packed in layout '0', and this version of writehead reads layout '1'"),
+        ("layout", "packed in layout '0', and this version of writehead reads layout '2'"),
         ("name", "weights: 'int5' is not a format"),
         ("shape", "expected torch.uint8"),
         ("missing", "is missing"),
