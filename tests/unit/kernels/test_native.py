@@ -85,6 +85,15 @@ def test_a_row_has_the_same_bytes_in_any_batch_and_on_any_threads(kernels: CPUKe
                 assert torch.equal(together, alone[first : first + rows]), (count, rows)
 
 
+@pytest.mark.parametrize("format", FORMATS, ids=str)
+def test_no_rows(kernels: CPUKernels, format: Format) -> None:
+    """A step that completes no prompt asks for no logits; an empty tensor has no memory."""
+    weight = PackedWeight.pack(torch.randn(100, 64), format)
+    assert kernels.linear(torch.empty(0, 64), weight, torch.randn(100), "gelu_tanh").shape == (0, 100)
+    assert kernels.layer_norm(torch.empty(0, 64), torch.randn(64), None, 1e-5).shape == (0, 64)
+    assert kernels.embed(torch.empty(0, dtype=torch.int64), weight).shape == (0, 64)
+
+
 @pytest.mark.parametrize("format", [f for f in FORMATS if f.kind.startswith("int")], ids=str)
 def test_extreme_rows(kernels: CPUKernels, format: Format) -> None:
     """A huge value does not drown the others; what is no number makes its own row none, and no other."""
