@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import dataclasses
 import gc
+import subprocess
+import sys
 import weakref
 from collections.abc import Callable
 from concurrent.futures import ThreadPoolExecutor
@@ -295,3 +297,13 @@ def test_sequences_that_are_cancelled_and_rows_that_move() -> None:
     assert sequences[2].output_ids == alone[2][: sequences[2].num_output]
     assert again.output_ids == alone[0]
     assert len(set(alone[0])) > 3
+
+
+def test_recording_imports_no_compiler() -> None:
+    """torch's costs a second, in the midst of a text: the third step of every process is recorded."""
+    code = (
+        "import sys; from writehead import LLM, SamplingParams; LLM().generate('x', SamplingParams(max_tokens=8, ignore_eos=True)); "
+        "print({'sympy', 'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    assert done.stdout == "set()\n"

@@ -141,6 +141,11 @@ def open_library() -> Library | str:
     path = next((p for p in candidates() if p.is_file()), None)
     if path is None:
         return "the native library was not built: install a C++20 compiler (g++ 11 or clang 14), then writehead again"
+    return open_file(path)
+
+
+def open_file(path: Path) -> Library | str:
+    """The library in a file, or one sentence why it cannot be used."""
     try:
         handle = ctypes.CDLL(os.fspath(path))
     except OSError as error:

@@ -94,6 +94,11 @@ class Watch(TorchDispatchMode):
         super().__init__()  # type: ignore[no-untyped-call]
         self.computed = False
 
+    @classmethod
+    def _should_skip_dynamo(cls) -> bool:
+        """Else torch wraps what follows, and the first call imports its compiler: a second in the midst of a text."""
+        return False
+
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         out = func(*args, **(kwargs or {}))
         if func.overloadpacket not in _ALLOCATIONS:

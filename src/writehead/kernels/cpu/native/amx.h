@@ -19,9 +19,9 @@ static void amx_block(const Panel& p, const Rows& r, const Target& t, int64_t m,
   if (TWO_TILES) _tile_zero(1);
   if (TWO_ROWS) _tile_zero(2);
   if (TWO_ROWS && TWO_TILES) _tile_zero(3);
-  const int64_t fetch = ahead.each(p.columns);
+  Fetch fetch(ahead, p.columns);
   for (int64_t k = 0; k < p.columns; k += 64) {
-    ahead.fetch(fetch);
+    fetch.next();
     _tile_loadd(4, a0 + k, r.stride);
     _tile_loadd(6, b0 + k * TILE, 64);
     _tile_dpbssd(0, 4, 6);

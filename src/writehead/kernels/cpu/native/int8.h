@@ -36,17 +36,26 @@ struct Ahead {
 
   // Parts from..to of n.
   Ahead part(int64_t from, int64_t to, int64_t n) const { return {data + bytes * from / n, bytes * to / n - bytes * from / n}; }
-  // Bytes to fetch with each BLOCK of the columns of a product.
-  int64_t each(int64_t columns) const { return round_up(bytes * BLOCK / columns, STREAMS * 64); }
-  // From several places at once: each wakes the processor's own prefetcher, which has more room than the instruction.
-  void fetch(int64_t count) {
-    const int64_t apart = round_up(bytes / STREAMS, 64);
-    for (const uint8_t* end = data + count / STREAMS; data < end; data += 64)
-      for (int i = 0; i < STREAMS; i++) __builtin_prefetch(data + i * apart, 0, 2);
+};
+
+// Fetches it step by step, a step for each BLOCK of the product's columns. From several places at once: each wakes the
+// processor's own prefetcher, which has more room than the instruction.
+class Fetch {
+ public:
+  Fetch(Ahead ahead, int64_t columns)
+      : at(ahead.data), apart(round_up(ahead.bytes / PLACES, 64)), end(at + apart), step(round_up(apart * BLOCK / columns, 64)) {}
+
+  void next() {
+    for (const uint8_t* to = least(at + step, end); at < to; at += 64)
+      for (int i = 0; i < PLACES; i++) __builtin_prefetch(at + i * apart, 0, 2);
   }
 
  private:
-  static constexpr int STREAMS = 4;
+  static constexpr int PLACES = 4;
+  const uint8_t* at;
+  int64_t apart;
+  const uint8_t* end;
+  int64_t step;
 };
 
 static inline void finish_integer(const float* scales, const Rows& r, const Target& t, int64_t m, int64_t tile, const vi* sums) {
@@ -66,9 +75,9 @@ static inline void finish_int8(const Panel& p, const Rows& r, const Target& t, i
 template <int MR, int NT, int KU, bool STREAM>
 __attribute__((noinline)) static void dots(const uint8_t* weights, int64_t columns, const int8_t* x, int64_t stride, Ahead ahead, vi (*sums)[NT * TV]) {
   vi acc[KU][MR][NT * TV] = {};
-  const int64_t fetch = ahead.each(columns);
+  Fetch fetch(ahead, columns);
   for (int64_t block = 0; block < columns; block += BLOCK) {
-    ahead.fetch(fetch);
+    fetch.next();
     for (int64_t k = block; k < block + BLOCK; k += 4 * KU)
 #pragma GCC unroll 8
       for (int u = 0; u < KU; u++) {
@@ -118,15 +127,11 @@ static void few_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, 
   with_rows<FEW_ROWS>((int)m, [&]<int R>() { rows_int8<R, FEW_TILES, true>(p, r, t, 0, first, last, {}); });
 }
 
-// Any rows, in blocks of nearly equal height, by a panel's tiles first..last; `ahead` is fetched meanwhile.
+// Any rows by a panel's tiles first..last; `ahead` is fetched meanwhile.
 static void vectors_int8(const Panel& p, const Rows& r, const Target& t, int64_t m, int64_t first, int64_t last, Ahead ahead) {
-  const int64_t blocks = (m + MAX_ROWS - 1) / MAX_ROWS;
-  for (int64_t b = 0; b < blocks; b++) {
-    const int64_t start = m * b / blocks, end = m * (b + 1) / blocks;
-    with_rows<MAX_ROWS>((int)(end - start), [&]<int R>() {
-      rows_int8<R, PANEL_TILES, false>(p, r, t, start, first, last, ahead.part(start, end, m));
-    });
-  }
+  cover<MAX_ROWS>(m, first, last, last - first, [&]<int R>(int64_t start, int64_t from, int64_t to) {
+    rows_int8<R, PANEL_TILES, false>(p, r, t, start, from, to, ahead.part(start, start + R, m));
+  });
 }
 
 }  // namespace ISA
