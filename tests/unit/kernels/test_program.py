@@ -302,7 +302,8 @@ def test_sequences_that_are_cancelled_and_rows_that_move() -> None:
 def test_recording_imports_no_compiler() -> None:
     """torch's costs a second, in the midst of a text: the third step of every process is recorded."""
     code = (
-        "import sys; from writehead import LLM, SamplingParams; LLM().generate('x', SamplingParams(max_tokens=8, ignore_eos=True)); "
+        "import sys; from writehead import LLM, SamplingParams; "
+        "LLM().generate('x', SamplingParams(max_tokens=8, ignore_eos=True)); "
         "print({'sympy', 'torch._dynamo', 'torch._inductor'} & set(sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
